@@ -233,6 +233,7 @@ class SpeculativeDecoder:
             self._common_ids = min(named, config.vocab_size)
             if self.text.source_tokenizer or theirs.source_tokenizer:
                 shared_vocabulary(self.text.prompt_tokenizer, theirs.prompt_tokenizer)
+        self.learner: Any = None  # makes drafters that learn: distillation/learning.py
         self.draft_vocabulary = None
         if draft_vocabulary is not None:
             self.draft_vocabulary = self._vocabulary(draft_vocabulary)
@@ -298,6 +299,8 @@ class SpeculativeDecoder:
                 yield Driver(BeamBatch(self.model, options.num_beams))
             else:
                 drafter = self.drafter(options)
+                if self.learner and options.num_draft:
+                    drafter = self.learner.drafter(drafter)
                 schedule = self.schedule(options)
                 yield Driver(Batch(self.model, drafter, options, schedule, self.prefix_cache))
 

@@ -14,19 +14,19 @@ from common import blas  # noqa: F401 (before mlx: see there)
 # isort: split
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from checkpoints.folder import converted_path, read_json
+from checkpoints.folder import converted_path
 from checkpoints.weights import DTYPES
 from common.errors import InputError
 from common.reporting import reporter
 from decoder import BATCH_SIZE, Options, SpeculativeDecoder, load
 from demo.pair import demo_model
 from distillation.evaluation import Evaluation
+from distillation.learning import draft_folder, trained_draft
 from distillation.texts import TextWriter, TrainingText, read_texts, texts_from_audio
 from distillation.training import Training, new_draft
 from documents.files import load as load_document
-from families.distilled import KIND, save, type_of
+from families.distilled import save, type_of
 from speech.transcriber import Transcriber, is_speech
 from terminal import cli, flags
 from terminal.models import merge_adapter
@@ -81,7 +81,7 @@ def main() -> None:
     merge_adapter(args)
     name = str(args.model or demo_model("speech/target" if args.audio else "target"))
     converted = converted_path(name)
-    folder = args.output or converted.with_name(f"{converted.name}-draft")
+    folder = args.output or draft_folder(converted)
     if folder.name in ("", ".."):
         folder = folder.resolve()
     grows = args.prompt_file or args.document
@@ -92,7 +92,7 @@ def main() -> None:
     transcriber = Transcriber(name) if args.audio else None
     model, tokenizer = (transcriber.model, transcriber.tokenizer) if transcriber else load(name)
     untrained = new_draft(model, args.layers)
-    trained = earlier(folder, model, args.layers)
+    trained = trained_draft(folder, model, args.layers)
     if transcriber:
         texts = texts_from_audio(transcriber, args.audio, args.batch_size)
     else:
@@ -112,7 +112,8 @@ def main() -> None:
             shown = done
             reporter.note(describe(evaluation, training))
             if training.best is evaluation:
-                save(draft, model, converted.name, folder, args.dtype or type_of(model))
+                dtype = args.dtype or type_of(model)
+                save(draft, model, converted.name, folder, dtype, evaluation.accuracy)
     command = "transcribe.py FILE" if transcriber else "main.py"
     print(f"python {command} --model {name} --draft-model {folder}")
 
@@ -164,20 +165,6 @@ def answer(writer: TextWriter, decoder: SpeculativeDecoder, options: Options, ar
         for _, response in file.answers(decoder, args.batch_size, options):
             writer.add(response)
             show(file.lines)
-
-
-def earlier(folder: Path, model: Any, layers: int) -> Any:
-    """The draft model in the folder, to go on with; None if there is none."""
-    if not folder.exists() or not any(folder.iterdir()):
-        return None
-    config = folder / "config.json"
-    if not config.exists() or read_json(config).get("model_type") != KIND:
-        raise InputError(f"{folder} is something else: remove it, or choose another --output")
-    draft, _ = load(folder)
-    count = len(draft.layers)
-    if count != layers:
-        raise InputError(f"{folder} has --layers {count}: say so, or choose another --output")
-    return draft.for_target(model)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from terminal.flags import (
     note_unused,
     options_of,
 )
-from terminal.models import Models, merge_adapter, note_alone, open_decoder
+from terminal.models import Models, merge_adapter, note_alone, note_learned, open_decoder
 from terminal.prompt_files import FileTask, decode_file
 from terminal.summary import Summary
 from text.memory import MemoryFile, Pair
@@ -41,7 +41,16 @@ DRAFTING = ("draft_model", "draft_vocabulary", "lookup", "delta", "reference", "
 # Flags that give the drafter something to draft from; a prompt file's lines may have references
 SOURCES = ("draft_model", "lookup", "reference", "memory", "prompt_file", *FORMS)
 # Arguments on which no output depends
-IDLE = {"output", "force", "verbose", "batch_size", "memory_append", "prefix_cache", "prompt_file"}
+IDLE = {
+    "output",
+    "force",
+    "verbose",
+    "batch_size",
+    "memory_append",
+    "prefix_cache",
+    "prompt_file",
+    "distill",
+}
 BEAMS = ("length_penalty", "early_stopping")  # do nothing without beam search
 SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # do nothing in greedy decoding
 WITHOUT_PROMPT = """\
@@ -59,7 +68,7 @@ def parse_args(argv: list[str] | None = None):
         description="Generate text speculatively: the target's own output, in fewer passes through it.",
     )
     flag = parser.add_argument
-    add_shared(parser, *MODELS)
+    add_shared(parser, *MODELS, "--distill")
     # fmt: off
     flag("--prompt", "-p", help="the prompt; - reads it from standard input")
     flag("--prompt-file", type=cli.name, metavar="FILE",
@@ -91,6 +100,8 @@ def parse_args(argv: list[str] | None = None):
     if [args.prompt is not None, args.prompt_file is not None, args.chat].count(True) != 1:
         parser.error("give one of --prompt, --prompt-file and --chat")
     check_models(args, parser)
+    if args.distill is not None and args.prompt_file is None:
+        parser.error("--distill is for a --prompt-file")
     if args.output and args.prompt_file in (None, "-"):
         parser.error("--output is for the outputs of a --prompt-file")
     if args.chat and (args.json or args.memory_append):
@@ -234,7 +245,11 @@ def run_command(args, ranks: Ranks) -> None:
         batch_size = BATCH_SIZE if args.batch_size is None else args.batch_size
         key = key_of(args, models) if args.output else ""
         task = FileTask(args.prompt_file, args.output, batch_size, key, args.force)
+        path = Path(args.prompt_file)
+        if decoder.learner and path.is_file():
+            decoder.learner.total = path.stat().st_size
         decode_file(task, decoder, options, prompt_format, display, ranks, remember)
+        note_learned(decoder)
 
 
 def main() -> None:

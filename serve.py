@@ -33,7 +33,13 @@ from terminal.flags import (
     check_models,
     options_of,
 )
-from terminal.models import Models, merge_adapter, note_alone, open_decoder
+from terminal.models import (
+    Models,
+    distill_while_decoding,
+    merge_adapter,
+    note_alone,
+    open_decoder,
+)
 
 LOCAL = ("127.0.0.1", "localhost", "[::1]")  # names of this machine in a browser
 DOCKER = "host.docker.internal"  # its name in a container; nobody can register it
@@ -98,7 +104,7 @@ def parse_args(argv: list[str] | None = None):
         description="Serve a model over HTTP with speculative decoding: OpenAI's protocol, and for translating "
         "LibreTranslate's and DeepL's.",
     )
-    add_shared(parser, *MODELS)
+    add_shared(parser, *MODELS, "--distill")
     for name, arguments in FLAGS.items():
         parser.add_argument(name, **arguments)
     for name, (default, text) in COUNTS.items():
@@ -179,6 +185,8 @@ def speech_transcriber(args, options: Options) -> Transcriber:
     """A model that transcribes audio. InputError for options that are for texts."""
     refuse(args, OF_TEXT, "the model transcribes audio; this is for texts")
     transcriber = Transcriber(args.model, args.draft_model if options.num_draft else None)
+    if args.distill is not None and options.num_draft:
+        distill_while_decoding(transcriber, args.distill, serves=True)
     cli.note_types(transcriber.decoder.model, transcriber.decoder.draft_model)
     return transcriber
 

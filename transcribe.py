@@ -24,7 +24,7 @@ from speech.reference import Part, parse
 from speech.transcriber import Transcriber
 from terminal import cli
 from terminal.flags import add_shared, check_apart, check_models, note_unused, reading
-from terminal.models import merge_adapter
+from terminal.models import distill_while_decoding, merge_adapter, note_learned
 from terminal.speech_flags import (
     Switch,
     add_transcript_flags,
@@ -51,7 +51,7 @@ def parse_args(argv: list[str] | None = None):
          "mono, 16 bits, little-endian")
     flag("--device", type=cli.name,
          help="the microphone of --live: its name, a part of that, or its number (default: the system's)")
-    add_shared(parser, "--model", "--adapter-path", "--draft-model")
+    add_shared(parser, "--model", "--adapter-path", "--draft-model", "--distill")
     flag("--num-draft", default="auto", **reading("num_draft"),
          help=f"{DECLARED['num_draft'].help} (default: auto)")
     flag("--batch-size", type=cli.positive, default=BATCH_SIZE, metavar="N",
@@ -86,6 +86,8 @@ def parse_args(argv: list[str] | None = None):
         parser.error("--reference is for one audio file")
     check_words(args, parser)
     check_models(args, parser)
+    if args.distill is not None and args.live:
+        parser.error("--distill learns from files: it goes without --live")
     if args.output_format == "all" and not args.output_dir:
         parser.error("--output-format all needs --output-dir")
     given = {name: x for name, x in vars(args).items() if x != parser.get_default(name)}
@@ -158,7 +160,10 @@ def run_command(args: argparse.Namespace) -> None:
     if model is None:
         model = demo_model("speech/target")
         draft_model = demo_model("speech/draft")
-    transcriber = Transcriber(model, draft_model if args.num_draft else None)
+    distills = args.distill is not None and args.num_draft
+    transcriber = Transcriber(model, draft_model if args.num_draft and not distills else None)
+    if distills:
+        distill_while_decoding(transcriber, args.distill)
     cli.note_types(transcriber.model, transcriber.decoder.draft_model)
     note_long_prompt(transcriber, options)
     if args.live:
@@ -170,6 +175,7 @@ def run_command(args: argparse.Namespace) -> None:
     batch_size = args.batch_size
     track = args.audio_track
     transcribe_files(transcriber, sources, options, output, names, batch_size, track, args.verbose)
+    note_learned(transcriber.decoder)
 
 
 def main() -> None:

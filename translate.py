@@ -28,9 +28,9 @@ from documents.files import (
     output_of,
     report_of,
 )
-from documents.translator import Translator
+from documents.translator import Translator, length
 from terminal import cli, flags
-from terminal.models import Models, merge_adapter, open_decoder
+from terminal.models import Models, merge_adapter, note_learned, open_decoder
 from terminal.summary import Summary
 from text.languages import title
 from text.memory import MemoryFile
@@ -48,7 +48,7 @@ def parse_args(argv: list[str] | None = None):
         type=cli.name,
         help=f"a document ({', '.join(FORMATS)}), or a folder with some; - reads standard input and prints",
     )
-    flags.add_shared(parser, *flags.MODELS)
+    flags.add_shared(parser, *flags.MODELS, "--distill")
     flag(
         "--output",
         "-o",
@@ -150,8 +150,11 @@ def run_command(args, ranks: Ranks) -> None:
     key = repr(("translate.py", models.stamp(), options))
     runner = FileTranslator(translator, key, args.force)
     runner.check(files)
+    if decoder.learner:
+        decoder.learner.total = sum(length(file.document) for file in files)
     began = time.perf_counter()
     translate(runner, files, failures, args.report)
+    note_learned(decoder)
     if args.verbose:
         summary.pairs = len(decoder.memory.pairs) if decoder.memory else 0
         for line in summary.lines(time.perf_counter() - began):

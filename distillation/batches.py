@@ -5,7 +5,7 @@ is drafted from all of its tokens at once, some tokens deep (EAGLE-3, Li et al. 
 Shapes: B rows, S source tokens, T tokens, D width.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -53,11 +53,17 @@ class TrainingBatch:
         tokens, mask = padded([text.tokens for text in texts], target.config.pad_token_id)
         steps = np.arange(tokens.shape[1], dtype=np.int32)
         positions = np.where(mask, steps, MASKED).astype(np.int32)
-        cache = target.start([text.prompt for text in texts])
-        cache.keep_states()
-        target.states(mx.array(tokens), positions, cache)
-        states = cache.states(positions)
-        encoded, mask = cache.encoded(range(len(texts)))
+        seen = [text.seen for text in texts if text.seen]
+        if len(seen) == len(texts):
+            encoded, lengths = _stacked([encoded for encoded, _ in seen])
+            mask = np.arange(encoded.shape[1]) < lengths[:, None]
+            states, _ = _stacked([states for _, states in seen])
+        else:
+            cache = target.start([text.prompt for text in texts])
+            cache.keep_states()
+            target.states(mx.array(tokens), positions, cache)
+            states = cache.states(positions)
+            encoded, mask = cache.encoded(range(len(texts)))
         mx.eval(encoded, states)
         prefix = np.array([text.prefix for text in texts])[:, None]
         return cls(encoded, mask, tokens, positions, states, prefix)
@@ -79,14 +85,27 @@ class TrainingBatch:
         return ~last & (np.arange(T) >= self.prefix - 1 + depth)
 
 
+def _stacked(arrays: Sequence[mx.array]) -> tuple[mx.array, np.ndarray]:
+    """Arrays [n, W] with zeros behind them, [B, N, W], and their lengths [B]."""
+    lengths = np.array([len(x) for x in arrays])
+    rows = [
+        mx.pad(x, [(0, n), (0, 0)])
+        for x, n in zip(arrays, (lengths.max() - lengths).tolist(), strict=True)
+    ]
+    return mx.stack(rows), lengths
+
+
 def _shifted(states: mx.array) -> mx.array:
     """States [B, T, D] one token later."""
     return mx.pad(states, [(0, 0), (1, 0), (0, 0)])[:, :-1]
 
 
-def fit_mix(draft: Any, target: Any, batches: Iterable[TrainingBatch]) -> mx.array:
-    """The weights of `mix` with which the draft model's first layer reads nearly what it reads in the target, as far as the
-    states before a token tell: ridge regression, from the target's states and from the last of them alone."""
+def fit_mix(
+    draft: Any, target: Any, batches: Iterable[TrainingBatch]
+) -> Generator[None, None, mx.array]:
+    """Return the weights of `mix` with which the draft model's first layer reads nearly what it reads in the target, as far as
+    the states before a token tell: ridge regression, from the target's states and from the last of them alone. Yields after
+    each batch."""
     xx: Any = 0.0
     xy: Any = 0.0
     for batch in batches:
@@ -96,6 +115,7 @@ def fit_mix(draft: Any, target: Any, batches: Iterable[TrainingBatch]) -> mx.arr
         x = np.array(_shifted(batch.states).astype(mx.float32))[in_text]
         xx = xx + x.T @ x
         xy = xy + x.T @ missing[in_text]
+        yield
     xx += RIDGE * np.trace(xx) / len(xx) * np.eye(len(xx))
     last = -len(xx) // STATES
     own = np.linalg.solve(xx[last:, last:], xy[last:])

@@ -1,9 +1,9 @@
 """Evaluation of a draft model on held-out texts, and the speed-up to expect from it on this machine."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from distillation.batches import SLICE, TrainingBatch, drafts
 from speculative.timing import call_timer
 
+T = TypeVar("T")
 LENGTHS = (4, 8)  # drafted tokens
 WHOLE_DRAFTS = 4  # batches in which drafts of these lengths are evaluated
 
@@ -23,9 +24,9 @@ class CallCosts:
     draft: float  # of a drafted token
 
     @classmethod
-    def measured(cls, draft: Any, target: Any, prompt: Sequence[int]) -> "CallCosts":
-        target_call = call_timer(target, prompt)
-        draft_call = call_timer(draft, prompt)
+    def measured(cls, draft: Any, target: Any, prompt: Sequence[int], rows: int) -> "CallCosts":
+        target_call = call_timer(target, prompt, rows)
+        draft_call = call_timer(draft, prompt, rows)
 
         def seconds(call: Callable[[int], float], width: int = 1) -> float:
             return min(call(width) for _ in range(4))  # the first one is slower
@@ -46,14 +47,23 @@ class Evaluation:
     per_call: dict[int, float]
     agreement: float
 
+    @classmethod
+    def of_accuracy(cls, accuracy: float) -> "Evaluation":
+        """What to expect if each drafted token is right as often as the first."""
+        per_call = {k: sum(accuracy**i for i in range(k + 1)) for k in LENGTHS}
+        return cls(accuracy, per_call, 1.0)
+
     def speedup(self, costs: CallCosts) -> float:
         """The best of these lengths and of none."""
         gains = [n / (costs.target[k] + k * costs.draft) for k, n in self.per_call.items()]
         return max(1.0, *gains)
 
 
-def evaluate(draft: Any, target: Any, batches: Sequence[TrainingBatch]) -> Evaluation:
-    """Evaluate drafts from each token of texts that are known; those of all lengths in a few batches only."""
+def evaluate(
+    draft: Any, target: Any, batches: Sequence[TrainingBatch]
+) -> Generator[None, None, Evaluation]:
+    """Evaluate drafts from each token of texts that are known; those of all lengths in a few batches only. Yields after each
+    batch; returns the evaluation (see `finished`)."""
     right = tokens = agreed = whole_tokens = 0
     calls = dict.fromkeys(LENGTHS, 0)
     every = math.ceil(len(batches) / WHOLE_DRAFTS)
@@ -72,8 +82,18 @@ def evaluate(draft: Any, target: Any, batches: Sequence[TrainingBatch]) -> Evalu
             for row, labelled in enumerate(counted):
                 for length in LENGTHS:
                     calls[length] += _calls(hits, row, labelled, length)
+        yield
     per_call = {length: float(whole_tokens / n) for length, n in calls.items()}
     return Evaluation(float(right / tokens), per_call, float(agreed / tokens))
+
+
+def finished(work: Generator[None, None, T]) -> T:
+    """What work returns that goes on piece by piece."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value
 
 
 def _best(model: Any, states: mx.array) -> np.ndarray:

@@ -3,13 +3,14 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 from zlib import crc32
 
+import mlx.core as mx
 import numpy as np
 from tokenizers import Tokenizer
 
@@ -32,11 +33,13 @@ _MAX_UNKNOWN = 0.05  # share of unknown tokens above which a text is another mod
 
 @dataclass(frozen=True)
 class TrainingText:
-    """A prompt's tokens, and those of its text: the model's prefix and what it wrote."""
+    """A prompt's tokens, and those of its text: the model's prefix and what it wrote. seen: the encoder's output [S, D] and the
+    states [T, W] of the tokens, if the model that wrote it had them at hand."""
 
     prompt: Sequence[int]
     tokens: list[int]
     prefix: int
+    seen: tuple[mx.array, mx.array] | None = field(default=None, compare=False)
 
     @classmethod
     def from_row(cls, row: Row) -> "TrainingText":

@@ -6,8 +6,9 @@ The loss is cross-entropy to the text and KL to the target's distribution (Disti
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -99,10 +100,12 @@ def distill(
 @dataclass
 class Training:
     """Trains a draft model. Iterating trains it to the end and yields each evaluation on held-out texts, about every half
-    minute, when `draft` has the state that was evaluated; at the end it has the best one. `step` trains on one batch.
+    minute, when `draft` has the state that was evaluated; at the end it has the best one. `pieces` does so in short pieces.
 
     minutes: the most it may take; steps: this many instead
     resumes: `draft` is trained already, and only what is better counts
+    batch: texts of a step
+    rows: the draft model will draft for so many together
     InputError for fewer than two texts.
     """
 
@@ -112,16 +115,19 @@ class Training:
     minutes: float = 30
     steps: int | None = None
     resumes: bool = False
+    batch: int = BATCH
+    rows: int = 1
     steps_done: int = field(default=0, init=False)
     seconds: float = field(default=0.0, init=False)
+    step_seconds: float = field(default=0.0, init=False)  # of the last one
     progress: float = field(default=0.0, init=False)  # 0 to 1
     best: Evaluation | None = field(default=None, init=False)
 
     def __post_init__(self):
-        trained, held_out = split(self.texts)
+        trained, self._held_out_texts = split(self.texts)
         target = self.target
-        self._batches = _epochs(target, _batches(trained))
-        self._held_out = [TrainingBatch.from_texts(target, some) for some in _batches(held_out)]
+        self._batches = _epochs(target, _batches(trained, self.batch))
+        self._held_out: list[TrainingBatch] = []
         self._ids = sorted({token for text in self.texts for token in text.tokens[text.prefix :]})
         self._narrow_target = target.narrowed(mx.array(self._ids))
         # It shares its layers with the full one.
@@ -129,13 +135,7 @@ class Training:
         weights = distilled.own_weights(self._narrow_draft)
         self._weights = {name: x.astype(mx.float32) for name, x in weights.items()}
         self._best_weights = self._weights
-        if self.resumes:
-            self.best = evaluate(self.draft, target, self._held_out)
-        else:
-            some = islice(self._batches, FIT)
-            self._weights["mix.weight"] = fit_mix(self.draft, target, some)
-        self._max_accuracy = self.best.accuracy if self.best else 0.0
-        self.costs = CallCosts.measured(self.draft, target, held_out[0].prompt)
+        self._max_accuracy = 0.0
         self._rate = RATE / len(self._weights["mix.weight"])
         self._optimizer = optimizers.AdamW(self._rate, weight_decay=0.01)
         self._gradient = mx.value_and_grad(self._loss)
@@ -146,16 +146,36 @@ class Training:
         self._last_eval = self._began
         self._eval_seconds = 0.0
 
+    @cached_property
+    def costs(self) -> CallCosts:
+        prompt = self._held_out_texts[0].prompt
+        return CallCosts.measured(self.draft, self.target, prompt, self.rows)
+
     def __iter__(self) -> Iterator[Evaluation]:
+        return (evaluation for evaluation in self.pieces() if evaluation)
+
+    def pieces(self) -> Iterator[Evaluation | None]:
+        """Train to the end; yield after each step and each batch that is read, and what evaluations find."""
+        for some in _batches(self._held_out_texts, self.batch):
+            self._held_out.append(TrainingBatch.from_texts(self.target, some))
+            yield None
+        if self.resumes:
+            self.best = yield from evaluate(self.draft, self.target, self._held_out)
+            self._max_accuracy = self.best.accuracy
+        else:
+            some = islice(self._batches, FIT * BATCH // self.batch)
+            self._weights["mix.weight"] = yield from fit_mix(self.draft, self.target, some)
         while self.progress < 1:
-            self.step()
+            self._step()
+            yield None
             since = time.perf_counter() - self._last_eval
             if self.progress == 1 or since > max(EVAL_SECONDS, 10 * self._eval_seconds):
-                yield self.evaluate()
+                yield (yield from self._evaluate())
         distilled.set_weights(self.draft, self._best_weights)
 
-    def step(self) -> None:
+    def _step(self) -> None:
         """Train on the next batch. InputError if the loss is not finite."""
+        began = time.perf_counter()
         # Deeper tokens are right as rarely as the first ones in the beginning, and take longer.
         depth = DEPTH if self._plateau or self.progress > 1 / 3 else 1
         value, gradients = self._gradient(self._weights, next(self._batches), depth)
@@ -168,16 +188,17 @@ class Training:
         self._weights = self._optimizer.apply_gradients(gradients, self._weights)
         mx.eval(self._weights, self._optimizer.state)
         self.steps_done += 1
+        self.step_seconds = time.perf_counter() - began
         self.seconds = time.perf_counter() - self._began
         progress = self.steps_done / self.steps if self.steps else self.seconds / 60 / self.minutes
         decayed = self._decay * (self.steps_done - self._plateau)
         self.progress = min(1.0, progress + decayed)
 
-    def evaluate(self) -> Evaluation:
+    def _evaluate(self) -> Generator[None, None, Evaluation]:
         """Evaluate the draft model as it is now; the learning rate decays faster after several bad evaluations."""
         began = time.perf_counter()
         distilled.set_weights(self._narrow_draft, self._weights)
-        evaluation = evaluate(self.draft, self.target, self._held_out)
+        evaluation = yield from evaluate(self.draft, self.target, self._held_out)
         is_bad = evaluation.accuracy <= self._max_accuracy + GAIN
         self._bad_evals = self._bad_evals + 1 if is_bad else 0
         self._max_accuracy = max(self._max_accuracy, evaluation.accuracy)
@@ -198,10 +219,10 @@ class Training:
         return loss(self._narrow_draft, self._narrow_target, batch, labels, depth)
 
 
-def _batches(texts: Sequence[TrainingText]) -> list[list[TrainingText]]:
+def _batches(texts: Sequence[TrainingText], size: int) -> list[list[TrainingText]]:
     """Batches of texts of similar length."""
     by_length = sorted(texts, key=lambda text: (len(text.tokens), len(text.prompt)))
-    return [by_length[i : i + BATCH] for i in range(0, len(by_length), BATCH)]
+    return [by_length[i : i + size] for i in range(0, len(by_length), size)]
 
 
 def _epochs(target: Any, groups: Sequence[Sequence[TrainingText]]) -> Iterator[TrainingBatch]:

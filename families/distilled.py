@@ -91,9 +91,11 @@ def type_of(target: EncoderDecoder) -> str:
     return max(set(types), key=types.count)
 
 
-def save(draft: Any, target: EncoderDecoder, name: str, folder: Path, dtype: str) -> None:
+def save(
+    draft: Any, target: EncoderDecoder, name: str, folder: Path, dtype: str, accuracy: float = 0.0
+) -> None:
     """Write a draft model of the target `name`. A new folder appears complete; in one that is there, each file changes at
-    once."""
+    once. accuracy: on held-out texts, 0: not known"""
     config = dict(
         model_type=KIND,
         draft_of=name,
@@ -101,6 +103,7 @@ def save(draft: Any, target: EncoderDecoder, name: str, folder: Path, dtype: str
         vocabulary=vocabulary(target),
         layers=draft.layers,
         dtype=dtype,
+        accuracy=accuracy,
     )
     text = json.dumps(config, indent=2) + "\n"
     arrays = {}

@@ -166,8 +166,20 @@ class Engine:
                 mx.clear_cache()  # memory that MLX keeps for new arrays
             # Wait one second at a time: Python may miss a signal that comes just before a wait.
             while not self._waiting and not self._calls and not self.closed:
-                self._changed.wait(1)
+                if not self._learn():
+                    self._changed.wait(1)
             return bool(self._waiting or self._calls)
+
+    def _learn(self) -> bool:
+        """Train the draft model for a moment, while others may submit; return whether there was something to do."""
+        learner = self.decoder.learner
+        if not learner:
+            return False
+        self._changed.release()
+        try:
+            return bool(learner.idle())
+        finally:
+            self._changed.acquire()
 
     def _run_calls(self) -> None:
         while self._calls:

@@ -47,6 +47,14 @@ SHARED: dict[str, dict[str, Any]] = {  # flags of several commands
         help="make a multilingual draft model faster, with the same output: it chooses only among the tokens in this text "
         "file or translation memory; auto: among those generated so far, once few new ones appear (default: all tokens)",
     ),
+    "--distill": dict(
+        type=cli.path,
+        nargs="?",
+        const=Path(),
+        metavar="FOLDER",
+        help="make a draft model from this run's own outputs while it runs, once the work that is left pays for training; "
+        "kept in FOLDER (or where distill.py writes) for the next run (default: off)",
+    ),
     "--memory": dict(
         type=cli.path,
         metavar="FILE",
@@ -148,7 +156,10 @@ def check_models(args, parser: cli.Parser) -> None:
         parser.error("--adapter-path needs --model, its base; or name the adapter as --model")
     if given.get("draft_model") and not args.model:
         parser.error("--draft-model needs --model; the demo models bring their own")
-    if given.get("draft_vocabulary") and args.model and not args.draft_model:
+    if given.get("distill") is not None and args.draft_model:
+        parser.error("--distill makes a draft model: it goes without --draft-model")
+    distills = given.get("distill") is not None
+    if given.get("draft_vocabulary") and args.model and not (args.draft_model or distills):
         parser.error("--draft-vocabulary needs --draft-model")
 
 

@@ -3,14 +3,18 @@
 import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from checkpoints.folder import converted_path
 from common.errors import InputError
 from common.files import stamp
 from common.reporting import reporter
 from decoder import Options, SpeculativeDecoder, load
 from demo.pair import demo_model
+from distillation.learning import Learner, draft_folder
 from distributed.ranks import ALONE, Ranks
 from families.loading import find, find_adapted
+from speech.transcriber import Transcriber
 from terminal.cli import note_types
 from terminal.flags import read_draft_vocabulary, read_memory
 from text.generation import GenerationDefaults
@@ -32,6 +36,7 @@ class Models:
     memory: Path | None = None
     prefix_cache: float | None = None  # bytes; None: SpeculativeDecoder's default
     extra_eos_tokens: tuple[str, ...] = ()
+    distill: Path | None = None  # the folder of a draft model that learns; Path(): the usual one
 
     @classmethod
     def of(cls, args: argparse.Namespace, ranks: Ranks = ALONE) -> "Models":
@@ -40,7 +45,8 @@ class Models:
         draft_model = args.draft_model
         if model is None:
             model = ranks.together(lambda: demo_model("target"))
-            draft_model = ranks.together(lambda: demo_model("draft"))
+            if vars(args).get("distill") is None:
+                draft_model = ranks.together(lambda: demo_model("draft"))
         given = vars(args)  # not every command has all of these flags
         return cls(
             model,
@@ -49,6 +55,7 @@ class Models:
             args.memory,
             given.get("prefix_cache"),
             tuple(given.get("extra_eos_token") or ()),
+            given.get("distill"),
         )
 
     def stamp(self) -> str:
@@ -73,15 +80,21 @@ def open_decoder(
         model.config = replace(model.config, eos_token_ids=(*model.config.eos_token_ids, token))
     draft_model = None
     vocabulary = None
-    if models.draft_model and options.num_draft and options.num_beams == 1:
+    learner = None
+    drafts = options.num_draft and options.num_beams == 1
+    if models.distill is not None and drafts:
+        learner = learner_of(model, models.model, models.distill, serves=not has_beams)
+        draft_model = learner.draft if learner else None
+    elif models.draft_model and drafts:
         draft_model, _ = load(models.draft_model, ranks.group, split=False)
-        if models.draft_vocabulary:
-            vocabulary = read_draft_vocabulary(models.draft_vocabulary, tokenizer)
+    if draft_model and models.draft_vocabulary:
+        vocabulary = read_draft_vocabulary(models.draft_vocabulary, tokenizer)
     note_types(model, draft_model)
     memory = read_memory(models.memory) if models.memory else None
     decoder = SpeculativeDecoder(
         model, tokenizer, draft_model, memory, vocabulary, models.prefix_cache
     )
+    decoder.learner = learner
     defaults = decoder.text.defaults
     if defaults.not_done:
         _note_ignored(defaults, options, has_beams)
@@ -92,12 +105,41 @@ def open_decoder(
     return decoder
 
 
+def learner_of(model: Any, name: str | Path, folder: Path, serves: bool = False) -> Learner | None:
+    """The learner for a model; None, after a note, if it cannot have one. folder: Path(): the usual one"""
+    converted = converted_path(str(name))
+    try:
+        if model.ranks:
+            raise InputError("it trains in one process, not under mlx.launch")
+        usual = draft_folder(converted)
+        return Learner(model, converted.name, usual if folder == Path() else folder, serves)
+    except InputError as error:
+        reporter.note(f"--distill: {error}")
+        return None
+
+
 def _note_ignored(defaults: GenerationDefaults, options: Options, has_beams: bool) -> None:
     ignored = defaults.ignored(options.num_beams)
     if ignored:
         beams = defaults.not_done.get("num_beams") if options.num_beams == 1 else None
         hint = f" (use --num-beams {beams})" if has_beams and beams else ""
         reporter.note(f"{ignored}{hint}")
+
+
+def distill_while_decoding(transcriber: Transcriber, folder: Path, serves: bool = False) -> None:
+    """Let a speech model learn a draft model. folder, serves: see `learner_of`"""
+    model = transcriber.model
+    learner = learner_of(model, transcriber.name, folder, serves)
+    if learner:
+        transcriber.decoder = SpeculativeDecoder(model, transcriber.tokenizer, learner.draft)
+        transcriber.decoder.learner = learner
+
+
+def note_learned(decoder: SpeculativeDecoder) -> None:
+    """Say what came of a draft model that was made while the work ran."""
+    line = decoder.learner.summary() if decoder.learner else None
+    if line:
+        reporter.note(line)
 
 
 def note_alone(decoder: SpeculativeDecoder) -> None:

@@ -35,6 +35,9 @@ from terminal.summary import Summary
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+WINDOW_SECONDS = 28  # about what a window's text covers
+
+
 class Printer:
     """Prints what comes of each sound, in the order of the files."""
 
@@ -105,7 +108,13 @@ def transcribe_files(
         printer = Printer(sources, output, late, track, bar)
         sounds = (partial(printer.open_sound, i) for i in range(len(sources)))
 
+        windows: list[float] = []  # of the sounds that were opened
+
         def resume(index: int, samples: np.ndarray, task: Task) -> Task:
+            windows.append(len(samples) / (WINDOW_SECONDS * RATE))
+            if transcriber.decoder.learner:
+                total = sum(windows) * len(sources) / len(windows)
+                transcriber.decoder.learner.total = total
             if not output.folder:
                 return task
             key = zlib.crc32(samples.tobytes(), zlib.crc32(settings))

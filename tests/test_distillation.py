@@ -19,7 +19,7 @@ from common.reporting import reporter
 from decoder import load
 from distillation import training
 from distillation.batches import TrainingBatch, drafts
-from distillation.evaluation import Evaluation, evaluate
+from distillation.evaluation import Evaluation, evaluate, finished
 from distillation.texts import HELD_OUT, TrainingText, read_texts, split
 from distillation.training import Training, distill, new_draft
 from families.distilled import from_target, own_weights, save
@@ -42,7 +42,7 @@ def test_drafts_from_every_token_at_once_are_those_of_the_drafter():
     draft = with_states(target)
     texts = texts_of(target, 8, 20)
     batches = [TrainingBatch.from_texts(target, some) for some in (texts[:5], texts[5:])]
-    evaluation = evaluate(draft, target, batches)
+    evaluation = finished(evaluate(draft, target, batches))
     for length, per_call in evaluation.per_call.items():
         prompts = [text.prompt for text in texts]
         rows = decode_with(target, ModelDrafter(draft), prompts, num_draft=length, max_tokens=20)
@@ -91,8 +91,8 @@ def test_the_held_out_share_rises_and_other_texts_teach_less(demo_texts):
     trained = Training(target, new_draft(target), texts, steps=40)
     (evaluation,) = trained
     held_out = [TrainingBatch.from_texts(target, split(texts)[1])]
-    before = evaluate(from_target(target, [0]), target, held_out).accuracy
-    after = evaluate(trained.draft, target, held_out).accuracy
+    before = finished(evaluate(from_target(target, [0]), target, held_out)).accuracy
+    after = finished(evaluate(trained.draft, target, held_out)).accuracy
     assert after > before + 0.15
     assert trained.best is evaluation and evaluation.accuracy == after and trained.progress == 1
     prompts = [text.prompt for text in texts]
@@ -100,7 +100,7 @@ def test_the_held_out_share_rises_and_other_texts_teach_less(demo_texts):
     rows = decode_with(untrained, None, prompts, 50, num_draft=0, max_tokens=24)
     mutant = Training(target, untrained, [TrainingText.from_row(row) for row in rows], steps=40)
     list(mutant)
-    assert evaluate(mutant.draft, target, held_out).accuracy < after - 0.1
+    assert finished(evaluate(mutant.draft, target, held_out)).accuracy < after - 0.1
 
 
 @pytest.mark.usefixtures("cpu")
@@ -211,8 +211,13 @@ def test_training_stops_by_itself_and_at_nan(monkeypatch):
 
 def test_the_best_state_brings_the_most_tokens_a_call(monkeypatch):
     """Whole drafts are trained at last, when the share of first tokens may fall."""
+
+    def evaluated(trained):
+        yield
+        return results[trained.steps_done - 1]
+
     results = [Evaluation(0.9, {4: 2.0, 8: 2.0}, 1.0), Evaluation(0.8, {4: 3.0, 8: 3.0}, 1.0)]
-    monkeypatch.setattr(training, "evaluate", lambda *args: results[trained.steps_done - 1])
+    monkeypatch.setattr(training, "evaluate", lambda *args: evaluated(trained))
     monkeypatch.setattr(training, "EVAL_SECONDS", 0)
     target = ours("t5")
     trained = Training(target, new_draft(target), texts_of(target, 9), steps=2)

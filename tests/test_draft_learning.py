@@ -1,0 +1,95 @@
+"""A draft model that makes itself while the work runs: texts stay the same, and what it has learned is kept."""
+
+import json
+
+import pytest
+
+from decoder import SpeculativeDecoder, load
+from distillation import learning
+from distillation.learning import Learner
+
+PROMPTS = [f"translate number to German: {n}" for n in range(1000, 60_000, 997)]
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Trains early, without asking whether it pays."""
+    monkeypatch.setattr(learning, "FIRST", 8)
+    monkeypatch.setattr(learning, "MANY", 0)
+    monkeypatch.setattr(learning, "EPOCHS", 4)
+    monkeypatch.setattr(Learner, "_pays", lambda *args: True)
+
+
+def learns(model, tokenizer, folder, **options):
+    learner = Learner(model, "target", folder, **options)
+    decoder = SpeculativeDecoder(model, tokenizer, learner.draft)
+    decoder.learner = learner
+    return decoder, learner
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("options", [{}, dict(temp=0.8, seed=3)])
+def test_texts_are_those_without_a_draft_model(decoder, eager, tmp_path, batch_size, options):
+    """While a draft model is trained and swapped in beside rows that have begun."""
+    generate = dict(max_tokens=24, batch_size=batch_size, **options)
+    plain = SpeculativeDecoder(decoder.model, decoder.tokenizer)
+    expected = plain.batch_generate(PROMPTS[:40], num_draft=0, **generate)
+    learned, learner = learns(decoder.model, decoder.tokenizer, tmp_path / "draft")
+    found = learned.batch_generate(PROMPTS[:40], num_draft=3, **generate)
+    assert [each.text for each in found] == [each.text for each in expected]
+    assert learner.version and sum(each.stats.draft_tokens for each in found)
+    assert "without it" in learner.summary()
+
+
+def test_the_next_run_begins_with_what_was_learned(decoder, eager, tmp_path):
+    folder = tmp_path / "draft"
+    learned, learner = learns(decoder.model, decoder.tokenizer, folder)
+    learned.batch_generate(PROMPTS[:24], max_tokens=24, num_draft=3)
+    accuracy = json.loads((folder / "config.json").read_text())["accuracy"]
+    again, learner = learns(decoder.model, decoder.tokenizer, folder)
+    (first,) = again.batch_generate(PROMPTS[30:31], max_tokens=24, num_draft=3)
+    assert learner.is_trained and first.stats.draft_tokens and 0 < accuracy <= 1
+    assert load(folder)[0].for_target(decoder.model).layers == [2]
+
+
+def test_a_small_job_never_trains(decoder, tmp_path, monkeypatch):
+    monkeypatch.setattr(learning, "Training", None)
+    learned, learner = learns(decoder.model, decoder.tokenizer, tmp_path / "draft")
+    learner.total = sum(map(len, PROMPTS[:40]))
+    learned.batch_generate(PROMPTS[:40], max_tokens=4)
+    assert learner.summary() is None and not (tmp_path / "draft").exists()
+
+
+def test_a_server_trains_in_pieces_while_it_is_idle(decoder, eager, tmp_path, monkeypatch):
+    learned, learner = learns(decoder.model, decoder.tokenizer, tmp_path / "draft", serves=True)
+    monkeypatch.setattr(learning, "SLICE_SECONDS", 1e9)
+    learned.batch_generate(PROMPTS[:12], max_tokens=24)
+    assert not learner.version
+    pieces = 0
+    while learner.idle():
+        pieces += 1
+    assert learner.version and pieces > 10
+    learned.batch_generate(PROMPTS[12:26], max_tokens=24)
+    monkeypatch.setattr(learning, "SLICE_SECONDS", 0)
+    while learner.idle():
+        pass
+    assert learner._stopped
+
+
+def test_what_the_target_saw_is_what_it_sees(decoder, eager, tmp_path):
+    """The states of finished rows are those that the target computes again."""
+    from dataclasses import replace
+
+    import mlx.core as mx
+
+    from distillation.batches import TrainingBatch
+
+    learned, learner = learns(decoder.model, decoder.tokenizer, tmp_path / "draft")
+    learner._next_look = 1000
+    learned.batch_generate(PROMPTS[:9], batch_size=3, max_tokens=24)
+    texts = learner._texts
+    seen = TrainingBatch.from_texts(decoder.model, texts)
+    again = TrainingBatch.from_texts(decoder.model, [replace(text, seen=None) for text in texts])
+    read = mx.array(seen.drafted(0))[:, :, None]
+    assert mx.allclose(seen.states * read, again.states * read, atol=1e-4)
+    assert (seen.mask == again.mask).all()
