@@ -86,9 +86,16 @@ def test_a_long_prompt_shows_how_far_it_is_read(tmp_path, monkeypatch):
     fcntl.ioctl(stderr, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     shown = []
     arguments = [*PAIR, "-m", "2", "-p", "repair: " + "The king sees the house. " * 100]
-    bar = tqdm.tqdm
+
+    class Bar(tqdm.tqdm):
+        seconds = 0
+
+        def __init__(self, *args, **settings):
+            super().__init__(*args, **settings | {"delay": self.seconds})
+
+    monkeypatch.setattr(tqdm, "tqdm", Bar)
     for seconds in (600, 0):
-        monkeypatch.setattr(tqdm, "tqdm", lambda *a, s=seconds, **k: bar(*a, **k | {"delay": s}))
+        Bar.seconds = seconds
         assert programs.call(*arguments, cwd=tmp_path, terminal=stderr).returncode == 0
         shown.append(os.read(terminal, 65536).decode())
     os.close(stderr), os.close(terminal)

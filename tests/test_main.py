@@ -40,8 +40,9 @@ def test_embedded_pair_is_converted_on_first_use(tmp_path):
     ]
     second = call("-p", PROMPT, cwd=tmp_path)
     assert (second.stdout, second.stderr) == (f"{ANSWER}\n", "")
-    # A newer embedded model replaces what an older one was converted to.
-    os.utime(tmp_path / "mlx_models" / "demo-draft" / "weights.npz", (0, 0))
+    # Another embedded model replaces what an older one was converted to.
+    config = tmp_path / "mlx_models" / "demo-draft" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"converted_state": {}}))
     third = call("-p", PROMPT, cwd=tmp_path)
     assert third.stdout == f"{ANSWER}\n"
     assert third.stderr == "converting the demo draft model to mlx_models/demo-draft\n"
