@@ -216,9 +216,8 @@ def narrowed(model: nn.Module, vocab_size: int, ids: mx.array) -> nn.Module:
             for name in ("weight", "scales", "biases", "bias"):  # quantized in groups within a row
                 if name in rows:
                     rows[name] = rows[name][ids]
-            mx.eval(
-                rows.parameters()
-            )  # what is lazy can only be computed by the thread that made it
+            # What is lazy can only be computed by the thread that made it.
+            mx.eval(rows.parameters())
             return NarrowedEmbedding(module, rows) if hasattr(module, "as_linear") else rows
         parts = {name: part for name, part in module.items() if isinstance(part, nn.Module)}
         new = {name: replaced(part, kinds) for name, part in parts.items()}

@@ -115,7 +115,7 @@ def state_of(folder: Path) -> dict[str, list[int]]:
 
 
 def is_outdated(converted: Path) -> bool:
-    """Whether the checkpoint that this folder was converted from, or an adapter's base, has changed, if it still has weights."""
+    """Whether the checkpoint that this folder was converted from, or an adapter's base, has changed, if it has weights."""
     raw = read_json(converted / "config.json")
     for origin, known in (("converted_from", "converted_state"), ("adapter_base", "base_state")):
         state = state_of(Path(str(raw.get(origin)))) if known in raw else {}

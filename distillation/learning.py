@@ -74,7 +74,8 @@ class Learner:
     """
 
     def __init__(self, target: Any, name: str, folder: Path, serves: bool = False):
-        """name: of the target; serves: `idle` alone trains. InputError for a model without an encoder, too little memory, or a folder with something else."""
+        """name: of the target; serves: `idle` alone trains. InputError for a model without an encoder, too little memory, or a
+        folder with something else."""
         trained = trained_draft(folder, target)
         self.draft = trained or new_draft(target)
         size = sum(weight.size for weight in distilled.own_weights(self.draft).values())
@@ -93,18 +94,14 @@ class Learner:
         self._rows = 1
         self._done = 0  # as `total` counts
         self._began = time.perf_counter()
-        self._since = (
-            self._began,
-            0,
-        )  # a time, and what was done then: since when the pace is measured
+        # A time, and what was done then: since when the pace is measured
+        self._since = self._began, 0
         self._training_seconds = 0.0
         self._step_seconds = 0.0
         self._costs: CallCosts | None = None
         self._first_texts = 0
-        self._before, self._after = (
-            Stats(),
-            Stats(),
-        )  # of texts without and with a trained draft model
+        self._before = Stats()  # of texts without a trained draft model
+        self._after = Stats()  # with one
         self._batch = 4  # texts in a piece, in a server
         self._serves = serves
         self._slow = 0  # pieces in a row
@@ -340,10 +337,8 @@ class LearningDrafter(Drafter):
         assert isinstance(cache, CrossCache)
         b = self._batch.index(row)
         encoded, mask = cache.encoded([b])
-        places = np.broadcast_to(
-            np.arange(len(row.tokens), dtype=np.int32), (len(self._batch), len(row.tokens))
-        )
-        states = cache.states(places)
+        positions = np.tile(np.arange(len(row.tokens), dtype=np.int32), (len(self._batch), 1))
+        states = cache.states(positions)
         assert states is not None
         seen = encoded[0][mx.array(np.flatnonzero(mask))], states[b]
         mx.eval(seen)

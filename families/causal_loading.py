@@ -207,7 +207,8 @@ def _fast(chat: Any, folder: Path) -> Tokenizer:
 def convert_with_mlx_lm(
     source: Path, output: Path, dtype: str, quantization: Quantization | None = None
 ) -> None:
-    """Convert a decoder-only model's folder by mlx-lm to the folder `output`, which may not exist. InputError for one that cannot be decoded here."""
+    """Convert a decoder-only model's folder by mlx-lm to the folder `output`, which may not exist. InputError for one that
+    cannot be decoded here."""
 
     def run(utils) -> None:
         from mlx_lm.convert import convert
@@ -223,8 +224,8 @@ def convert_with_mlx_lm(
 
 
 def fuse_with_mlx_lm(base: Path, adapter: Path, output: Path) -> None:
-    """Merge an adapter that mlx-lm trained into its base, a folder, and write it to the folder `output`, which may not exist. InputError
-    for one of PEFT's, which mlx-lm does not read."""
+    """Merge an adapter that mlx-lm trained into its base, a folder, and write it to the folder `output`, which may not exist.
+    InputError for one of PEFT's, which mlx-lm does not read."""
     if not (adapter / "adapters.safetensors").exists():
         raise InputError(f"{adapter}: PEFT's, for a decoder-only model: merge it with PEFT first")
 

@@ -158,9 +158,8 @@ class Costs:
 class Stop:
     """Decides when the draft model stops, for all rows of a step."""
 
-    min_passes: (
-        np.ndarray
-    )  # by tokens drafted: the chance that the next must have, all rows together
+    # By tokens drafted: the chance that the next must have, all rows together
+    min_passes: np.ndarray
     gamma: float
     chance: float  # of a token whose confidence is not known yet
 
@@ -176,9 +175,8 @@ class Schedule:
 
     def __init__(self, vocab_size: int):
         self._vocab_size = vocab_size
-        self._chances: defaultdict[tuple[str, str], Ratio] = defaultdict(
-            Ratio
-        )  # by drafter and state
+        # By drafter and state
+        self._chances: defaultdict[tuple[str, str], Ratio] = defaultdict(Ratio)
         self._means: defaultdict[str, Ratio] = defaultdict(Ratio)  # by drafter, over its states
         self._rejections = Ratio()  # over -log(confidence) of the tokens that were tried
         self._drafter = ""  # the draft model: see Candidate.drafter

@@ -121,9 +121,8 @@ class Special:
     def language_code(self, name: str) -> str:
         """The code of a language, from a code or a name in any language. Raises InputError if the model lacks it."""
         tag = tag_of(name)
-        spoken = (
-            tag.partition("-")[0] if tag and "-" in tag else name
-        )  # of zh-TW, the writing is no matter
+        # Of zh-TW, the writing is no matter.
+        spoken = tag.partition("-")[0] if tag and "-" in tag else name
         return Languages(self.languages or {"en": ""}).find("language", spoken)
 
     def prefix(self, language: str, task: str) -> list[int]:
