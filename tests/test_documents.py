@@ -64,10 +64,10 @@ PLURAL = '#. a , fuzzy comment\nmsgid "One file, fuzzy"\nmsgid_plural "%d files"
 @pytest.mark.parametrize(
     "language, forms, texts",
     [
-        ("de", "nplurals=2; plural=(n != 1);", ["One file, fuzzy", "%d files"]),
-        ("ja", "nplurals=1; plural=0;", ["%d files"]),
-        ("pl", "nplurals=3; plural=(n==1 ? 0 : ", ["One file, fuzzy", "%d files", "%d files"]),
-        ("ru", "nplurals=3; plural=(n%10==1 ", ["%d files"] * 3),  # 21 has the form of 1, too
+        ("de", "nplurals=2;plural=n!=1;", ["One file, fuzzy", "%d files"]),
+        ("ja", "nplurals=1;plural=0;", ["%d files"]),
+        ("pl", "nplurals=3;plural=n==1?0:", ["One file, fuzzy", "%d files", "%d files"]),
+        ("ru", "nplurals=3;plural=n%10==1", ["%d files"] * 3),  # 21 has the form of 1, too
     ],
 )
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
@@ -79,7 +79,10 @@ def test_a_new_po_gets_its_languages_plural_forms(language, forms, texts, newlin
     written = document.write(texts).data.decode()
     assert written.count(newline) == written.count("\n")
     head, _, entry = written.replace(newline, "\n").partition("\n\n")
-    assert f"Language: {language}\\n" in head and forms in head and "charset=UTF-8" in head
+    assert f"Language: {language}\\n" in head and "charset=UTF-8" in head
+    assert forms in head.translate(
+        dict.fromkeys(map(ord, " ()"))
+    )  # Babel's versions differ in these
     strings = "".join(f'msgstr[{i}] "{text}"\n' for i, text in enumerate(texts))
     assert entry == PLURAL.replace("msgid ", "#, fuzzy\nmsgid ", 1) + strings
 
