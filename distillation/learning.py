@@ -25,11 +25,10 @@ from families import distilled
 from families.ram import available
 from speculative.cache import CrossCache
 from speculative.cached_model import CachedModel
-from speculative.draft import Candidate, Draft, Plan
-from speculative.drafting import Drafter
+from speculative.draft import Candidate
+from speculative.drafting import Drafter, DrafterAround
 from speculative.model import TokenLists
 from speculative.row import Row, Stats
-from speculative.sampling import Greedy, Sampler
 
 FIRST = 64  # texts to learn from at first; then again whenever they have doubled
 MANY = 3  # times as much work must be left before it is tried what training takes
@@ -286,27 +285,19 @@ class Learner:
         )
 
 
-class LearningDrafter(Drafter):
+class LearningDrafter(DrafterAround):
     """Drafts as another drafter does, with a draft model only once its learner has trained it."""
 
     def __init__(self, inner: Drafter, learner: Learner):
-        self._inner, self._learner = inner, learner
-        self._batch: Sequence[Row] = ()
+        super().__init__(inner)
+        self._learner = learner
 
     def follow(self, target: CachedModel) -> None:
         self._target = target
-        self._inner.follow(target)
-
-    def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
-        self._batch = batch
-        self._inner.admit(batch, new)
-
-    def select(self, indices: Sequence[int]) -> None:
-        self._batch = [self._batch[b] for b in indices]
-        self._inner.select(indices)
+        super().follow(target)
 
     def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
-        offered = self._inner.candidates(contexts)
+        offered = super().candidates(contexts)
         if not self._learner.is_trained:
             return [[each for each in of_row if each.copy] for of_row in offered]
         # The schedule judges a better draft model anew.
@@ -319,14 +310,8 @@ class LearningDrafter(Drafter):
             for of_row in offered
         ]
 
-    def draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
-        return self._inner.draft(contexts, plan, sampler)
-
-    def keep(self, n: np.ndarray) -> None:
-        self._inner.keep(n)
-
     def learn(self, done: Sequence[Row]) -> None:
-        self._inner.learn(done)
+        super().learn(done)
         self._learner.learn([(row, self._seen(row)) for row in done], len(self._batch))
         if not done:  # what has finished is in the journal by now
             self._learner.train()

@@ -51,6 +51,37 @@ class Drafter:
         """Learn from rows that have finished."""
 
 
+class DrafterAround(Drafter):
+    """Does all that another drafter does; what differs is for subclasses."""
+
+    def __init__(self, inner: Drafter):
+        self._inner = inner
+        self._batch: list[Row] = []
+
+    def follow(self, target: CachedModel) -> None:
+        self._inner.follow(target)
+
+    def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
+        self._batch = list(batch)
+        self._inner.admit(batch, new)
+
+    def select(self, indices: Sequence[int]) -> None:
+        self._batch = [self._batch[b] for b in indices]
+        self._inner.select(indices)
+
+    def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
+        return self._inner.candidates(contexts)
+
+    def draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
+        return self._inner.draft(contexts, plan, sampler)
+
+    def keep(self, n: np.ndarray) -> None:
+        self._inner.keep(n)
+
+    def learn(self, done: Sequence[Row]) -> None:
+        self._inner.learn(done)
+
+
 class ModelDrafter(Drafter):
     """Drafts with a smaller model, token by token. It prefills a prompt when it first drafts for it. A candidate's
     state says how the row's last draft fared, because texts stay easy or hard for a while."""

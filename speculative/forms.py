@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from speculative.draft import Candidate, Draft, Plan
-from speculative.drafting import Drafter
+from speculative.drafting import Drafter, DrafterAround
 from speculative.grammar import LOOKAHEAD
 from speculative.model import TokenLists
 from speculative.row import Row
@@ -21,27 +21,18 @@ from speculative.sampling import Greedy, Sampler
 FORCED = "forced"  # the drafter of what a form forces alone, and a state
 
 
-class FormDrafter(Drafter):
+class FormDrafter(DrafterAround):
     """Puts the tokens that a row's form forces in front of a draft model's, and cuts copies where the form forbids
     them. The other drafter knows nothing of forms: its rows go on with the forced tokens, as if these were committed.
     """
 
     def __init__(self, inner: Drafter):
-        self._inner = inner
-        self._batch: list[Row] = []
+        super().__init__(inner)
         self._forced = np.zeros(0, np.int32)  # [B], forced tokens in the last draft
         self._limits = np.zeros(0, np.int32)  # [B], how many more the other drafter could add
 
-    def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
-        self._batch = list(batch)
-        self._inner.admit(batch, new)
-
-    def select(self, indices: Sequence[int]) -> None:
-        self._batch = [self._batch[b] for b in indices]
-        self._inner.select(indices)
-
     def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
-        offered = self._inner.candidates(contexts)
+        offered = super().candidates(contexts)
         for b, row in enumerate(self._batch):
             if row.grammar and not row.finish_reason:
                 offered[b] = _fitting(row, offered[b])
@@ -74,9 +65,6 @@ class FormDrafter(Drafter):
 
     def keep(self, n: np.ndarray) -> None:
         self._inner.keep(np.where(self._limits > 0, n - self._forced, 0))
-
-    def learn(self, done: Sequence[Row]) -> None:
-        self._inner.learn(done)
 
 
 def _fitting(row: Row, candidates: Sequence[Candidate]) -> list[Candidate]:
