@@ -139,7 +139,7 @@ class Batch:
             *drafted, n, token = result[b].tolist()
             length = int(step.draft.lengths[b])
             candidate = step.plan.candidates[b]
-            origins = candidate.origins(n) if candidate else []
+            origins = [candidate.origin] * n if candidate else []
             origins.append("corrected" if n < length else "target")
             before = len(row.tokens)
             accepted = row.commit([*drafted[:n], token], origins, self.target.config.eos_token_ids)

@@ -128,8 +128,7 @@ class CachedModel:
         return self.model.decode(tokens, positions, self.cache)[:, -1]
 
     def keep(self, n: np.ndarray) -> None:
-        """Keep the first n[b] of each row's drafted tokens, or all that were read; forget the others. Below 0: forget so
-        many of the row's last tokens in the call too."""
+        """Keep the first n[b] of each row's drafted tokens, or all that were read; forget the others."""
         assert self.cache
         self.cache.keep(self._num_read + n)
 

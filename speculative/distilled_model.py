@@ -53,7 +53,7 @@ class DistilledModel(CachedModel):
         return self.model.logits(self._state)[:, -1]
 
     def keep(self, n: np.ndarray) -> None:
-        super().keep(np.minimum(n, 0))
+        super().keep(np.zeros_like(n))
 
     def missing_of(self, prompt: Sequence[int]) -> int:
         return 1  # however long it is, the encoder has read it

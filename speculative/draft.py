@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 import mlx.core as mx
 import numpy as np
 
+FORCED = "forced"  # the drafter of what a row's form forces
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -16,7 +18,6 @@ class Candidate:
     copy: returns the first n of them; None for a draft model
     state: groups a drafter's candidates with similar acceptance; a new group starts from the drafter's mean
     missing: how many tokens the draft model has to read before it can draft
-    forced: the first of its tokens, which the row's form forces
     """
 
     drafter: str
@@ -24,12 +25,13 @@ class Candidate:
     copy: Callable[[int], Sequence[int]] | None = None
     state: str = ""
     missing: int = 0
-    forced: tuple[int, ...] = ()
 
-    def origins(self, n: int) -> list[str]:
-        """The origins of its first n tokens: see row.ORIGINS."""
-        origin = "lookup" if self.copy else "draft_model"
-        return [*["forced"] * len(self.forced), *[origin] * n][:n]
+    @property
+    def origin(self) -> str:
+        """Its tokens' origin: see row.ORIGINS."""
+        if self.drafter == FORCED:
+            return FORCED
+        return "lookup" if self.copy else "draft_model"
 
 
 @dataclass(frozen=True)

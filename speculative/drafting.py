@@ -20,32 +20,40 @@ from speculative.sampling import Greedy, Sampler
 
 
 class Drafter:
-    """The interface of all drafters; this one proposes nothing, which is plain decoding.
+    """The interface of all drafters; this one proposes nothing, which is plain decoding, but can copy.
 
     contexts: each row's tokens so far, the model's prefix first; a finished row has none.
     """
+
+    _batch: Sequence[Row] = ()
 
     def follow(self, target: CachedModel) -> None:
         """Called once, before `admit`: the model that verifies the drafts."""
 
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
         """`batch` holds all rows from now on; those at the indices `new` have just begun."""
+        self._batch = list(batch)
 
     def select(self, indices: Sequence[int]) -> None:
         """Go on with these rows only."""
+        self._batch = [self._batch[b] for b in indices]
 
     def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
         """The candidates for each row, likeliest first."""
         return [[] for _ in contexts]
 
     def draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
-        """Propose up to plan.limits [B] tokens for each row, from its candidate in the plan. They stay on the
-        device."""
-        return no_draft(len(contexts))
+        """Propose up to plan.limits [B] tokens for each row, from its candidate in the plan: here copies. They stay on
+        the device."""
+        tokens = np.zeros((len(contexts), plan.limits.max()), np.int32)
+        for b, candidate in enumerate(plan.candidates):
+            if candidate and candidate.copy:
+                length = int(plan.limits[b])
+                tokens[b, :length] = candidate.copy(length)
+        return Draft(mx.array(tokens), plan.limits)
 
     def keep(self, n: np.ndarray) -> None:
-        """n [B]: how many of its last proposals each row kept; below 0: so many of the tokens that it had before
-        went too."""
+        """n [B]: how many of its last proposals each row kept."""
 
     def learn(self, done: Sequence[Row]) -> None:
         """Learn from rows that have finished."""
@@ -56,17 +64,16 @@ class DrafterAround(Drafter):
 
     def __init__(self, inner: Drafter):
         self._inner = inner
-        self._batch: list[Row] = []
 
     def follow(self, target: CachedModel) -> None:
         self._inner.follow(target)
 
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
-        self._batch = list(batch)
+        super().admit(batch, new)
         self._inner.admit(batch, new)
 
     def select(self, indices: Sequence[int]) -> None:
-        self._batch = [self._batch[b] for b in indices]
+        super().select(indices)
         self._inner.select(indices)
 
     def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
@@ -103,7 +110,6 @@ class ModelDrafter(Drafter):
         self._broadcast = broadcast
         self._vocabulary = vocabulary
         self._narrowed: Narrowed | None = None
-        self._batch: list[Row] = []
         # Rows without a prefill so far, with how many tokens that takes
         self._to_prefill: dict[Row, int] = {}
         self._last_outcome: dict[Row, str] = {}
@@ -117,7 +123,7 @@ class ModelDrafter(Drafter):
         if len(new) == len(batch):
             self._model.cache = None
         self._model.resize(len(batch))
-        self._batch = list(batch)
+        super().admit(batch, new)
         for b in new:
             self._to_prefill[batch[b]] = self._model.missing_of(batch[b].prompt)
         self._to_prefill = {row: n for row, n in self._to_prefill.items() if row in batch}
@@ -128,37 +134,32 @@ class ModelDrafter(Drafter):
             self._model.model = self._narrowed.model if self._narrowed else self._full_model
 
     def select(self, indices: Sequence[int]) -> None:
-        self._batch = [self._batch[b] for b in indices]
+        super().select(indices)
         self._model.select(indices)
 
     def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
         config = self._model.config
         drafter = "narrowed" if self._narrowed else "model"
         offered: list[list[Candidate]] = []
-        missing = self._missing(contexts)
-        for row, context, lacking in zip(self._batch, contexts, missing, strict=True):
+        missing = self._model.missing(contexts)
+        missing[missing <= self._model.MAX_MISSING] = 0
+        for row, context, lacking in zip(self._batch, contexts, missing.tolist(), strict=True):
             length = (config.max_positions or UNBOUNDED) - len(context)
             fits = len(row.prompt) <= (config.max_prompt_tokens or UNBOUNDED)
             state = self._last_outcome[row]
+            lacking = self._to_prefill.get(row, lacking)
             candidate = Candidate(drafter, length, state=state, missing=lacking)
             offered.append([candidate] if fits and length > 0 else [])
         return offered
-
-    def _missing(self, contexts: TokenLists) -> list[int]:
-        """The number of tokens that the model must prefill before it can draft for each row."""
-        missing = self._model.missing(contexts)
-        missing[missing <= self._model.MAX_MISSING] = 0
-        rows = zip(self._batch, missing.tolist(), strict=True)
-        return [self._to_prefill.get(row, n) for row, n in rows]
 
     def draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
         self._lengths = plan.limits
         if not plan.limits.any():
             return no_draft(len(contexts))
-        prefill_seconds = self._prefill(plan) if plan.missing else 0.0
+        contexts = [each if n else [] for each, n in zip(contexts, plan.limits, strict=True)]
+        prefill_seconds = self._prefill(contexts) if plan.missing else 0.0
         if isinstance(self._model, DistilledModel):
             self._model.prefix_sizes = [row.prefix_size for row in self._batch]
-        contexts = [each if n else [] for each, n in zip(contexts, plan.limits, strict=True)]
         positions = following(contexts, plan.limits)
         nothing = no_draft(len(contexts))
         logits = self._model.decode(contexts, nothing.tokens, nothing.lengths)[:, -1]
@@ -190,19 +191,15 @@ class ModelDrafter(Drafter):
             prefill_seconds=prefill_seconds,
         )
 
-    def _prefill(self, plan: Plan) -> float:
+    def _prefill(self, contexts: TokenLists) -> float:
         """Prefill what the model lacks of the rows to draft for, and wait. Return the seconds, which do not count as
         the step's."""
         began = time.perf_counter()
-        drafting = np.flatnonzero(plan.limits).tolist()
-        new = [b for b in drafting if self._batch[b] in self._to_prefill]
+        new = [b for b, row in enumerate(self._batch) if contexts[b] and row in self._to_prefill]
         if new:
             self._model.admit(len(self._batch), new, [self._batch[b].prompt for b in new])
             for b in new:
                 del self._to_prefill[self._batch[b]]
-        # Tokens that are not committed yet are no part of this: `keep` could not forget them.
-        rows = zip(self._batch, plan.limits, strict=True)
-        contexts = [row.tokens if n else [] for row, n in rows]
         if (self._model.missing(contexts) > self._model.MAX_MISSING).any():
             self._model.catch_up(contexts)
         self._model.wait()
@@ -213,8 +210,10 @@ class ModelDrafter(Drafter):
             return
         # The last proposal was never fed: `SlotCache.keep` keeps at most what was written.
         self._model.keep(n)
-        for b in np.flatnonzero(self._lengths):
-            self._last_outcome[self._batch[b]] = _outcome(n[b], self._lengths[b])
+        for row, accepted, length in zip(self._batch, n, self._lengths, strict=True):
+            if length:
+                outcome = "whole" if accepted == length else "part"
+                self._last_outcome[row] = outcome if accepted else "none"
 
     def learn(self, done: Sequence[Row]) -> None:
         for row in done:
@@ -223,13 +222,6 @@ class ModelDrafter(Drafter):
         if self._vocabulary:
             for row in done:
                 self._vocabulary.learn(row.generated, row.options.target_lang)
-
-
-def _outcome(accepted: int, length: int) -> str:
-    """A drafter's state after a draft of so many tokens, of which so many were accepted."""
-    if accepted <= 0:
-        return "none"
-    return "whole" if accepted == length else "part"
 
 
 class _ConfidenceMonitor:
@@ -282,11 +274,10 @@ class PromptLookup(Drafter):
         to_target: maps a prompt's token to the text's vocabulary; None: copy only from references."""
         self._piece = piece
         self._to_target = to_target
-        self._batch: list[Row] = []
         self._matchers: dict[Row, list[PromptMatcher]] = {}  # the texts to copy from
 
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
-        self._batch = list(batch)
+        super().admit(batch, new)
         self._matchers = {row: self._matchers.get(row) or self._matchers_for(row) for row in batch}
 
     def _matchers_for(self, row: Row) -> list[PromptMatcher]:
@@ -298,9 +289,6 @@ class PromptLookup(Drafter):
             matchers.append(PromptMatcher(list(map(self._to_target, row.prompt)), self._piece))
         return matchers
 
-    def select(self, indices: Sequence[int]) -> None:
-        self._batch = [self._batch[b] for b in indices]
-
     def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
         offered: list[list[Candidate]] = [[] for _ in contexts]
         for row, context, candidates in zip(self._batch, contexts, offered, strict=True):
@@ -310,37 +298,26 @@ class PromptLookup(Drafter):
                     candidates += matcher.candidates()
         return offered
 
-    def draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
-        tokens = np.zeros((len(contexts), plan.limits.max()), np.int32)
-        for b, candidate in enumerate(plan.candidates):
-            if candidate and candidate.copy:
-                length = int(plan.limits[b])
-                tokens[b, :length] = candidate.copy(length)
-        return Draft(mx.array(tokens), plan.limits)
 
+class CombinedDrafter(DrafterAround):
+    """Copies, or asks another drafter, as the plan says: per row, in one batch."""
 
-class CombinedDrafter(Drafter):
-    """Copies, or asks the draft model, as the plan says: per row, in one batch."""
-
-    def __init__(self, lookup: PromptLookup, model: ModelDrafter):
+    def __init__(self, lookup: Drafter, inner: Drafter):
+        super().__init__(inner)
         self._lookup = lookup
-        self._model = model
-        self._modelled = np.zeros(0, bool)  # [B], rows for which the model drafted last
-
-    def follow(self, target: CachedModel) -> None:
-        self._model.follow(target)
+        self._modelled = np.zeros(0, bool)  # [B], rows for which the other drafted last
 
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
+        super().admit(batch, new)
         self._lookup.admit(batch, new)
-        self._model.admit(batch, new)
 
     def select(self, indices: Sequence[int]) -> None:
+        super().select(indices)
         self._lookup.select(indices)
-        self._model.select(indices)
 
     def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
         copied = self._lookup.candidates(contexts)
-        modelled = self._model.candidates(contexts)
+        modelled = super().candidates(contexts)
         # Matches that may be chance come after the model.
         return [
             sorted(copies + drafts, key=lambda candidate: candidate.state in WEAK)
@@ -350,7 +327,7 @@ class CombinedDrafter(Drafter):
     def draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
         self._modelled = modelled = plan.modelled
         copies = self._lookup.draft(contexts, plan.only(~modelled), sampler)
-        draft = self._model.draft(contexts, plan.only(modelled), sampler)
+        draft = super().draft(contexts, plan.only(modelled), sampler)
         if not modelled.any():
             return copies
         lengths = np.where(modelled, draft.lengths, copies.lengths)
@@ -365,10 +342,7 @@ class CombinedDrafter(Drafter):
         return replace(draft, tokens=tokens, lengths=lengths, q=q, certain=certain)
 
     def keep(self, n: np.ndarray) -> None:
-        self._model.keep(np.where(self._modelled, n, 0))
-
-    def learn(self, done: Sequence[Row]) -> None:
-        self._model.learn(done)
+        super().keep(np.where(self._modelled, n, 0))
 
 
 def _padded(x: mx.array, width: int) -> mx.array:

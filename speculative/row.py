@@ -3,7 +3,6 @@
 import time
 from collections import Counter
 from collections.abc import Container, Sequence
-from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -136,13 +135,6 @@ class Row:
     def room(self) -> int:
         """The number of tokens that it may still gain; 0: it is finished."""
         return 0 if self.finish_reason else self.max_tokens - len(self.origins)
-
-    def followed_by(self, tokens: Sequence[int]) -> "Row":
-        """The row as it will be if these tokens are its next; for drafting only."""
-        row = copy(self)
-        row.tokens = [*self.tokens, *tokens]
-        row.origins = [*self.origins, *["forced"] * len(tokens)]
-        return row
 
     def commit(self, tokens: Sequence[int], origins: Sequence[str], ends: Container[int]) -> int:
         """Append accepted draft tokens and, as the last one, the target's own, until one ends the text or the room is

@@ -33,10 +33,6 @@ class Greedy:
         self.process = Controls(rows)
         self._delta = delta
 
-    def for_rows(self, rows: Sequence[Row], uncommitted: np.ndarray) -> "Greedy":
-        """A sampler that proposes for these rows, whose last uncommitted [B] tokens may still be rejected."""
-        return Greedy(rows, self._delta)
-
     def propose(self, logits: mx.array, drafted: Sequence[mx.array]) -> tuple[mx.array, Any]:
         """The draft model's next token [B] from its logits [B, V'] after the tokens that it has
         drafted in this step, [B, 1] each; and the distribution [B, V'] it was drawn from, or None."""
@@ -146,29 +142,17 @@ class Sampler:
     delta > 0 (rule token only) is lossy: a drafted token is accepted with probability p/q + delta.
     """
 
-    def __init__(
-        self,
-        rows: Sequence[Row],
-        options: Options,
-        vocab_size: int,
-        uncommitted: np.ndarray | int = 0,
-    ):
-        """vocab_size: rows of the target's vocabulary; the draft may have fewer, the first ones
-        uncommitted: how many of each row's last tokens may still be rejected, [B]"""
+    def __init__(self, rows: Sequence[Row], options: Options, vocab_size: int):
+        """vocab_size: rows of the target's vocabulary; the draft may have fewer, the first ones"""
         self.process = Controls(rows)
         self._rows = rows
         self._options = options
         self._vocab_size = vocab_size
         self._is_coupled = options.rule == COUPLED
-        self._uncommitted = np.broadcast_to(uncommitted, len(rows))[:, None]
         self._distribution = {  # that target and draft model share
             name: np.array([getattr(row.options, name) for row in rows])[:, None, None]
             for name in ("temp", "top_k", "top_p", "min_p")
         }
-
-    def for_rows(self, rows: Sequence[Row], uncommitted: np.ndarray) -> "Sampler":
-        """As `Greedy.for_rows`."""
-        return Sampler(rows, self._options, self._vocab_size, uncommitted)
 
     def _positions(self, count: int) -> np.ndarray:
         """The positions [B, count] of the next `count` tokens of each row."""
@@ -200,8 +184,7 @@ class Sampler:
         else:
             # Not by position alone: a position drafted again after a rejection needs new noise,
             # because rule block has looked at the rejected tokens.
-            committed = self._positions(1) - self._uncommitted
-            noise = self._noise(_DRAFT, committed * 2**32 + self._uncommitted + i)
+            noise = self._noise(_DRAFT, self._positions(1) * 2**32 + i)
         return mx.argmax(mx.log(q) + noise[:, 0, : q.shape[-1]], axis=-1), q
 
     def accept(self, logits: mx.array, draft: Draft) -> tuple[mx.array, mx.array]:

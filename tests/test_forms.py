@@ -1,4 +1,4 @@
-"""Forced tokens in front of a draft: they go on into it, and a model that has read them forgets them if they fail."""
+"""Forced tokens are drafted beside a draft model's and copies, and leave no trace if they fail."""
 
 import random
 
@@ -9,12 +9,8 @@ from helpers.decoding import drafters, finish, new_driver, new_rows, ragged_prom
 from helpers.laws import LIMIT, TableModel, V, deviation, frequencies, joint_law
 from helpers.scripted import START, agreeing, plain
 
-from speculative.draft import Candidate, Draft, Plan
-from speculative.drafting import Drafter
-from speculative.forms import FormDrafter
 from speculative.options import Options
-from speculative.row import Row
-from speculative.sampling import Greedy, probabilities
+from speculative.sampling import probabilities
 
 
 class Guess:
@@ -91,46 +87,3 @@ def test_forced_tokens_that_fail_leave_the_targets_law(rule):
     shares = frequencies(np.array([row.tokens[1:] for row in finish(driver)]))
     p = np.array(probabilities(mx.array(target.logits), 1.0))
     assert deviation(shares, joint_law(p, 4)) < LIMIT
-
-
-class Ahead(Drafter):
-    """A draft model that proposes each row's length, then one more each."""
-
-    def draft(self, rows, plan, sampler):
-        self.lengths = plan.limits - (plan.limits > 1)
-        start = np.array([[len(row)] for row in rows])
-        tokens = start + np.arange(plan.limits.max() - 1)
-        q = mx.array(np.eye(50, dtype=np.float32)[tokens])
-        confidence = np.full(tokens.shape, 0.5)
-        self.stopped = plan.stop(confidence, tokens.shape[1])
-        return Draft(mx.array(tokens), self.lengths, q=q, confidence=confidence)
-
-    def keep(self, n):
-        self.accepted = n.tolist()
-
-
-def test_rows_with_more_and_fewer_forced_tokens_draft_side_by_side():
-    inner = Ahead()
-    drafter = FormDrafter(inner)
-    rows = [Row([5], tokens=[START] * n) for n in (1, 2, 3)]
-    drafter.admit(rows, [0, 1, 2])
-    candidates = [Candidate("model", 9, forced=forced) for forced in ((7,), (), (7, 8, 9))]
-    calls = []
-
-    def stop(confidence, drafted):
-        calls.append((confidence.tolist(), drafted))
-        return True
-
-    plan = Plan(candidates, np.array([4, 4, 4]), stop=stop)
-    draft = drafter.draft([row.tokens for row in rows], plan, Greedy(rows))
-    assert draft.lengths.tolist() == [3, 3, 4]
-    assert draft.tokens.tolist() == [[7, 2, 3, 4], [2, 3, 4, 4], [7, 8, 9, 6]]
-    certain = np.arange(4) < np.array([[1], [0], [3]])
-    assert draft.certain.tolist() == certain.tolist()
-    drawn = np.array(draft.q.argmax(axis=-1))
-    assert (drawn == np.array(draft.tokens))[~certain].all()
-    # As far as it is known for all rows; a rule that stops counts all tokens of the longest draft.
-    assert draft.confidence.tolist() == [[1, 0.5, 0.5], [0.5] * 3, [1, 1, 1]]
-    assert calls == [([[1] * 3 + [0.5] * 3] * 3, 6)]
-    drafter.keep(np.array([0, 2, 4]))
-    assert inner.accepted == [-1, 2, 1]
