@@ -2,6 +2,7 @@
 
 import string
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from anyio import CapacityLimiter, Semaphore, from_thread, to_thread
@@ -17,7 +18,7 @@ from serving import answers
 from serving.bodies import validated
 from serving.engine import Engine, Refused
 from serving.gate import Gate, Limits
-from serving.transport import event_of, failure_of, read_form, stream_of, while_there, working
+from serving.transport import event_of, form_of, read_body, stream_of, while_there, working
 from speculative.row import Stats
 from speculative.tasks import Ended
 from speech.audio import check_length, decoded
@@ -114,10 +115,11 @@ class Speech:
         kind = wanted.response_format
         async with while_there(request):
             parts = self._parts(wanted, options)
-            first = await anext(parts)  # the status must be known before a stream begins
             if wanted.stream:
-                return stream_of(self._events(first, parts, wanted.origins), parts)
-            *_, transcript = [first, *[part async for part in parts]]
+                return await stream_of(
+                    request, parts, partial(self._events, origins=wanted.origins)
+                )
+            *_, transcript = [part async for part in parts]
         assert isinstance(transcript, Transcript)
         if kind == "text":
             return PlainTextResponse(f"{transcript.text.strip()}\n")
@@ -159,16 +161,10 @@ class Speech:
         samples = decoded(file, lambda line: None, check, wanted.audio_track)
         return self._transcriber.sound(samples, options, on_window)
 
-    async def _events(
-        self, first: Part, parts: AsyncGenerator[Part], origins: bool
-    ) -> AsyncIterator[str]:
+    async def _events(self, parts: AsyncIterator[Part], origins: bool) -> AsyncIterator[str]:
         """A delta for each segment, and the whole text."""
-        try:
-            yield self._event(first, origins)
-            async for part in parts:
-                yield self._event(part, origins)
-        except (HTTPException, Refused) as error:
-            yield event_of(answers.error(*failure_of(error)))
+        async for part in parts:
+            yield self._event(part, origins)
 
     def _event(self, part: Part, origins: bool) -> str:
         if isinstance(part, Transcript):
@@ -194,7 +190,7 @@ async def _request(request: Request, limits: Limits) -> _Request:
     """A request's form. Raises InputError for unknown or unsupported fields."""
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise HTTPException(415, "the body must be multipart/form-data")
-    form = await read_form(request, limits.upload, limits.upload_seconds)
+    form = await form_of(request, await read_body(request, limits.upload, limits.upload_seconds))
     fields = dict[str, Any]()
     for name, value in form.multi_items():
         if value != "":  # clients send fields without a value

@@ -43,10 +43,6 @@ class _Translate(_File):
     ignore_tags: Tags = []
 
 
-def error(message: str) -> dict[str, Any]:
-    return {"message": message}
-
-
 class DeepL:
     """Answers DeepL's requests."""
 
@@ -67,7 +63,7 @@ class DeepL:
         ]
 
     async def _fields(self, request: Request, is_file: bool = False) -> dict[str, Any]:
-        self._translations.gate.authorize(request, _SCHEME)
+        self._translations.gate.authorize(request, _SCHEME, status=403)
         fields = await self._translations.fields(request, _SCHEME, is_file)
         for name in _REFUSED:
             if fields.get(name):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
+from starlette.exceptions import HTTPException
 
 from decoder import Options, SpeculativeDecoder
 from serving.metrics import Metrics
@@ -20,11 +21,15 @@ from speculative.row import Row, Stats
 
 # Finish reasons besides "stop", "length" and row.FAILED.
 CANCELLED, REFUSED = "cancelled", "refused"
+RETRY_AFTER = {"retry-after": "1"}  # seconds
 LOST = "lost"  # a step failed, also without others beside it
 
 
-class Refused(Exception):
-    """The rows were not taken; the message says why."""
+class Refused(HTTPException):
+    """The rows were not taken."""
+
+    def __init__(self, why: str = "the server is shutting down"):
+        super().__init__(503, why, RETRY_AFTER)
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,7 @@ class Engine:
     def check(self) -> None:
         """Raise Refused once the engine is closed."""
         if self.closed:
-            raise Refused("the server is shutting down")
+            raise Refused
 
     def cancel(self, jobs: Sequence[Job]) -> None:
         """End these rows before the next step, because nobody waits for them."""

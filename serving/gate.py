@@ -1,6 +1,7 @@
 """Whom the server answers, and how much it takes."""
 
 import hmac
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,14 @@ class Gate:
     hosts: Sequence[str] = ()  # names by which clients may address the server; *: any
     origins: Sequence[str] = ()  # whose pages may send requests; *: any
 
+    def check_host(self, request: HTTPConnection) -> None:
+        """Refuse a request to another host: a web page may let its own name resolve to this machine."""
+        host = re.sub(r":\d+$", "", request.headers.get("host", "").lower())
+        if not {host, "*"} & {*self.hosts}:
+            names = ", ".join(self.hosts)
+            message = f"this server answers only requests to {names} (see --allowed-hosts)"
+            raise HTTPException(400, message)
+
     def check_origin(self, request: HTTPConnection) -> None:
         """Refuse another web page's form or WebSocket, unless its origin is allowed: browsers send these without asking
         first."""
@@ -38,15 +47,16 @@ class Gate:
         if not {origin, "*"} & {*self.origins}:
             raise HTTPException(403, "other web pages may not send requests; see --allowed-origins")
 
-    def authorize(self, request: HTTPConnection, scheme: str = "Bearer", key: object = "") -> None:
+    def authorize(
+        self, request: HTTPConnection, scheme: str = "Bearer", key: object = "", status: int = 401
+    ) -> None:
         """Refuse a request unless its header, or the key that it gives elsewhere, is the server's."""
         expected = f"{scheme} {self.api_key}".encode()
         sent = request.headers.get("authorization", "").encode("latin-1")  # the bytes as sent
         keys = sent, f"{scheme} {key}".encode()
         if self.api_key and not any(hmac.compare_digest(each, expected) for each in keys):
-            raise HTTPException(
-                401, f"the API key is missing or wrong: send Authorization: {scheme} KEY"
-            )
+            message = f"the API key is missing or wrong: send Authorization: {scheme} KEY"
+            raise HTTPException(status, message)
 
     def check_model(self, name: str | None) -> None:
         """Refuse another model than the one that is served. None: any."""

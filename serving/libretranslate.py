@@ -1,8 +1,9 @@
 """LibreTranslate's routes: https://docs.libretranslate.com/api"""
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,13 +14,11 @@ from starlette.routing import Route
 
 from common.errors import InputError
 from documents import FORMATS, html, plain
-from documents.translator import Translation
 from serving.bodies import validated
 from serving.translation import Step, Texts, Translations, document_of, last_of
-from serving.transport import ERRORS, MAX_BODY, event_of, failure_of, stream_of, while_there
+from serving.transport import MAX_BODY, RowStep, event_of, stream_of, while_there
 from speculative.row import Row
 
-PATHS = "translate translate_file download_file detect languages frontend suggest".split()
 Code = Annotated[str, Field(min_length=1)]
 _SAMPLED: dict[str, Any] = dict(temp=1.0, top_p=0.9)  # alternatives
 
@@ -35,10 +34,6 @@ class _Translate(_File):
     format: Literal["text", "html"] = "text"
     alternatives: Annotated[int, Field(strict=False, ge=0, le=10)] = 0
     stream: Annotated[bool, Field(strict=False)] = False
-
-
-def error(message: str) -> dict[str, Any]:
-    return {"error": message}
 
 
 @dataclass
@@ -76,9 +71,7 @@ class LibreTranslate:
 
         async with while_there(request):
             if given.stream:
-                # The status must be known before a stream begins.
-                first = await anext(started.steps)
-                return stream_of(_events(first, started.steps, answer), started.steps)
+                return await stream_of(request, started.steps, partial(_events, answer=answer))
             texts = json.loads(await last_of(started.steps))
             if not given.alternatives:
                 return JSONResponse(answer(texts))
@@ -145,25 +138,18 @@ def _detected(code: str, certainty: float) -> dict[str, Any]:
 
 
 async def _events(
-    step: Step, steps: AsyncGenerator[Step], answer: Callable[..., dict[str, Any]]
+    steps: AsyncIterator[Step], answer: Callable[..., dict[str, Any]]
 ) -> AsyncIterator[str]:
     """What each sentence has gained, and at last the whole answer."""
     numbers = dict[Row, int]()
-    try:
-        while not isinstance(step, Translation):
-            row, before, now = step
-            new = slice(before.tokens, now.tokens)
-            event = {
-                "sentence": numbers.setdefault(row, len(numbers)),
-                "source": row.prompt_text,
-                "text": "".join(row.texts[new]),
-                "origins": [*zip(row.texts[new], row.origins[new], strict=True)],
-                "finish_reason": now.finish_reason,
-                "stats": {"tokens": now.stats.tokens, **now.stats.drafting},
-            }
-            yield event_of(event)
-            step = await anext(steps)
-    except ERRORS as failure:
-        yield event_of(error(failure_of(failure)[1]))
-    else:
-        yield event_of(answer(json.loads(step.data)))
+    async for step in steps:
+        if not isinstance(step, RowStep):
+            yield event_of(answer(json.loads(step.data)))
+            continue
+        event = {
+            "sentence": numbers.setdefault(step.row, len(numbers)),
+            "source": step.row.prompt_text,
+            "text": "".join(step.row.texts[step.new]),
+            "finish_reason": step.now.finish_reason,
+        }
+        yield event_of(event | step.drafts())

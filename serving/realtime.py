@@ -14,11 +14,10 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from common.errors import InputError
-from serving import answers
 from serving.bodies import parse, validated
 from serving.engine import Engine, Refused
 from serving.gate import Gate, Limits
-from serving.transport import ERRORS, failure_of, working
+from serving.transport import ERRORS, error_body, failure_of, working
 from speech.audio import check_length, from_ulaw, resampler
 from speech.live import PAUSE, Heard
 from speech.options import TranscribeOptions
@@ -225,7 +224,7 @@ class _Client:
     async def _refuse(
         self, error: Exception, event: _Event | None, code: str | None = None
     ) -> None:
-        body = answers.error(*failure_of(error))
+        body = error_body(*failure_of(error))
         body["error"] |= {"event_id": event and event.event_id, "code": code}
         await self._send("error", **body)
 

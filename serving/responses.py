@@ -3,24 +3,25 @@ function's call."""
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
-from serving.answers import Writer
-from serving.engine import Progress
-
-Events = Iterator[dict[str, Any]]
+from serving.answers import Bodies, Writer
+from serving.engine import START, Progress
+from serving.transport import RowStep
+from speculative.row import Row
 
 
 class ResponseWriter(Writer):
-    """Writes a response: the events that build up its items, each with one part, or what the last event holds."""
+    """Writes a response of one row: the events that build up its items, each with one part, or what the last event holds."""
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
+        (self._row,) = self.rows
         self._head |= self._request.model_dump(include={"tools", "tool_choice"})
         self._items = [] if self._calls else [_item("message", "output_text", role="assistant")]
-        if self._thinking[0].marks:
+        if self._thinking[self._row].marks:
             self._items.insert(0, _item("reasoning", "reasoning_text", summary=[]))
         self._numbers = count()
 
@@ -28,21 +29,22 @@ class ResponseWriter(Writer):
         numbered = {**body, "sequence_number": next(self._numbers)}
         return f"event: {body['type']}\ndata: {json.dumps(numbered, ensure_ascii=False)}\n\n"
 
-    def whole(self, ends: Sequence[Progress]) -> dict[str, Any]:
-        *_, last = [*self.chunks(ends), *self.end()]
+    def whole(self, ends: Mapping[Row, Progress]) -> dict[str, Any]:
+        step = RowStep(self._row, START, ends[self._row])
+        *_, last = [*self.chunks(step), *self.end()]
         return last["response"]
 
-    def begin(self) -> Events:
+    def begin(self) -> Bodies:
         yield {"type": "response.created", "response": self._response("in_progress", [])}
         for index, item in enumerate(self._items):
             yield self._event(index, "output_item.added", item=item | {"content": []})
             yield self._event(index, "content_part.added", part=item["content"][0])
 
-    def chunks(self, progress: Sequence[Progress]) -> Events:
-        thought, answer = self._split(0, self._sent[0], progress[0])
-        self._sent = list(progress)
+    def chunks(self, step: RowStep) -> Bodies:
+        self._ends[step.row] = step.now
+        thought, answer = self._split(step)
         if self._calls:
-            yield from self._called(*self._calls[0].push(answer))
+            yield from self._called(*self._calls[step.row].push(answer, step.now.finish_reason))
             return
         for index, item in enumerate(self._items):
             text = answer if item["type"] == "message" else thought
@@ -51,18 +53,18 @@ class ResponseWriter(Writer):
             if text:
                 yield self._event(index, f"{part['type']}.delta", delta=text, logprobs=[])
 
-    def _called(self, name: str | None, arguments: str) -> Events:
+    def _called(self, name: str | None, arguments: str) -> Bodies:
         """The events of a piece of a function's call."""
         if name is not None:
-            call = {"call_id": self._calls[0].id, "name": name, "arguments": ""}
+            call = {"call_id": self._calls[self._row].id, "name": name, "arguments": ""}
             self._items.append(_item("function_call", **call))
             yield self._event(0, "output_item.added", item={**self._items[0]})
         if arguments:
             self._items[0]["arguments"] += arguments
             yield self._event(0, "function_call_arguments.delta", delta=arguments)
 
-    def end(self) -> Events:
-        is_cut = self._sent[0].finish_reason == "length"
+    def end(self) -> Bodies:
+        is_cut = self._ends[self._row].finish_reason == "length"
         status = "incomplete" if is_cut else "completed"
         for index, item in enumerate(self._items):
             item["status"] = status
@@ -74,7 +76,7 @@ class ResponseWriter(Writer):
                 yield self._event(index, f"{part['type']}.done", text=part["text"], logprobs=[])
                 yield self._event(index, "content_part.done", part=part)
             yield self._event(index, "output_item.done", item=item)
-        response = self._response(status, self._items) | {"usage": self._usage(self._sent)}
+        response = self._response(status, self._items) | {"usage": self._usage()}
         if is_cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         yield {"type": f"response.{status}", "response": response}
@@ -91,8 +93,8 @@ class ResponseWriter(Writer):
         head["parallel_tool_calls"] = False
         return {**head, "status": status, "output": items, "error": None}
 
-    def _usage(self, ends: Sequence[Progress]) -> dict[str, Any]:
-        usage = super()._usage(ends)
+    def _usage(self) -> dict[str, Any]:
+        usage = super()._usage()
         return {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": usage["prompt_tokens_details"],

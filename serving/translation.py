@@ -5,7 +5,7 @@ import asyncio
 import json
 import secrets
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,10 +25,9 @@ from documents.apart import read_apart
 from documents.document import Document, joined
 from documents.translator import Aligners, Translation, Translator
 from serving.bodies import read_json
-from serving.engine import Engine, Progress, Refused
+from serving.engine import Engine, Refused
 from serving.gate import Gate, Limits
-from serving.transport import BODY_SECONDS, MAX_BODY, form_of, read_body, read_form, working
-from speculative.row import Row
+from serving.transport import BODY_SECONDS, MAX_BODY, RowStep, form_of, read_body, working
 from speculative.tasks import Ended
 from text.detection import Detector
 from text.languages import short, tag_of
@@ -45,7 +44,7 @@ STORED_SECONDS = 600  # for which a translation waits for its client
 _STORED_SIZE = 10  # times the largest upload: of all of them
 
 Parse = Callable[[bytes], Document]
-Step = tuple[Row, Progress, Progress] | Translation  # a sentence that has grown, or all of it
+Step = RowStep | Translation  # a sentence that has grown, or all of it
 Texts = Annotated[
     list[str], Field(min_length=1), BeforeValidator(lambda q: [q] if isinstance(q, str) else q)
 ]
@@ -104,28 +103,32 @@ class Translations:
         """A request's parameters, in JSON or in a form and the address: a list of those that come more than once. The key
         is checked as soon as it may be known: it may be one of them."""
         self.gate.check_origin(request)
-        in_address = request.query_params.get("api_key")
+        in_address = request.query_params
         fields: Any
+
+        def check(fields: Mapping[str, Any]) -> None:
+            key = fields.get("api_key") or in_address.get("api_key", "")
+            self.gate.authorize(request, scheme, key, 403)
+
         if request.headers.get("content-type", "").lower().startswith("application/json"):
             fields = read_json(await read_body(request))
             if not isinstance(fields, dict):
                 raise InputError("the body is not a JSON object")
         else:
 
-            async def check(body: bytes) -> None:
-                form = await form_of(request, body)
-                self.gate.authorize(request, scheme, form.get("api_key") or in_address or "")
+            async def check_beginning(body: bytes) -> None:
+                check(await form_of(request, body))
 
             limits: tuple[int, float] = (MAX_BODY, BODY_SECONDS)
             if is_file:
                 limits = (self.limits.upload, self.limits.upload_seconds)
-            form = await read_form(request, *limits, check)
-            others = [(n, x) for n, x in request.query_params.multi_items() if n not in form]
+            form = await form_of(request, await read_body(request, *limits, check_beginning))
+            others = [(n, x) for n, x in in_address.multi_items() if n not in form]
             values = defaultdict[str, list](list)
             for name, value in [*form.multi_items(), *others]:
                 values[name].append(value)
             fields = {name: each if len(each) > 1 else each[0] for name, each in values.items()}
-        self.gate.authorize(request, scheme, fields.get("api_key") or in_address or "")
+        check(fields)
         return {name: value for name, value in fields.items() if value is not None}
 
     def detect(self, text: str) -> tuple[str, float]:
@@ -180,9 +183,8 @@ class Translations:
                 if isinstance(step, Ended):
                     yield step.result
                     continue
-                row, _, now = step
-                if now.finish_reason:
-                    translator.finish(row)
+                if step.now.finish_reason:
+                    translator.finish(step.row)
                 yield step
 
     async def store(

@@ -1,12 +1,12 @@
-"""Shared by all routes: reading a request's body, decoding its rows while its client is there, and stream events."""
+"""Shared by all routes: reading a request's body, decoding its rows while its client is there, streams and errors."""
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, closing
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 from starlette.background import BackgroundTask
@@ -17,32 +17,72 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 
 from common.errors import InputError
-from serving.engine import CANCELLED, LOST, REFUSED, START, Engine, Job, Progress, Refused
+from serving.engine import (
+    CANCELLED,
+    LOST,
+    REFUSED,
+    RETRY_AFTER,
+    START,
+    Engine,
+    Job,
+    Progress,
+    Refused,
+)
 from speculative.row import FAILED, Row
 from speculative.tasks import Ended, Task, resume
 
 MAX_BODY = 1 << 20  # bytes of a body, unless it is a file
 BODY_SECONDS = 30.0  # in which a body must arrive
-BEGINNING = 1 << 16  # bytes of a body that are read before the key in it is checked
-RETRY_AFTER = {"retry-after": "1"}  # seconds
-FAILURES = {
-    FAILED: (400, "the text's form became too complex, or the model's vocabulary cannot write it"),
-    LOST: (500, "decoding failed; the server's log says why"),
-    REFUSED: (503, "the server is shutting down"),
-    CANCELLED: (503, "the server is shutting down"),
+BEGINNING = 1 << 16  # bytes of a form that are read before the key in it is checked
+ERRORS = (HTTPException, InputError)  # that a client is told of
+_FAILURES: dict[str | None, Callable[[], Exception]] = {  # finish reasons -> what to raise
+    FAILED: partial(
+        InputError, "the text's form became too complex, or the model's vocabulary cannot write it"
+    ),
+    LOST: partial(HTTPException, 500, "decoding failed; the server's log says why", RETRY_AFTER),
+    REFUSED: Refused,
+    CANCELLED: Refused,
 }
-ERRORS = (HTTPException, InputError, Refused)  # that a client is told of
+_LIBRETRANSLATE = "translate translate_file download_file detect languages frontend suggest".split()
+
+
+class RowStep(NamedTuple):
+    """What a row has gained."""
+
+    row: Row
+    before: Progress
+    now: Progress
+
+    @property
+    def new(self) -> slice:
+        return slice(self.before.tokens, self.now.tokens)
+
+    def drafts(self) -> dict[str, Any]:
+        """Where the new tokens come from, and the counts so far."""
+        pairs = zip(self.row.texts[self.new], self.row.origins[self.new], strict=True)
+        counts = {"tokens": self.now.stats.tokens, **self.now.stats.drafting}
+        return {"origins": [list(pair) for pair in pairs], "stats": counts}
 
 
 def failure_of(error: Exception) -> tuple[int, str]:
     """The status and the message that tell a client of an error."""
     if isinstance(error, HTTPException):
         return error.status_code, error.detail
-    if isinstance(error, Refused):
-        return 503, str(error)
     if isinstance(error, InputError):
-        return 400, str(error)
+        return 400, str(error)[:500]
     return 500, "an error of the server's"
+
+
+def error_body(status: int, message: str, path: str = "") -> dict[str, Any]:
+    """The body of an error in the form of the path's interface."""
+    first = path.split("/")[:2][-1]
+    if first == "v2":  # DeepL's
+        return {"message": message}
+    if first in _LIBRETRANSLATE:
+        return {"error": message}
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    code = {401: "invalid_api_key", 404: "not_found", 503: "overloaded"}.get(status)
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 async def read_body(
@@ -51,7 +91,8 @@ async def read_body(
     seconds: float = BODY_SECONDS,
     check: Callable | None = None,
 ) -> bytes:
-    """A request's body. Raises HTTPException if it has more bytes or does not arrive in this time. check: awaited with the beginning of a body that is longer than that; what it raises ends the reading."""
+    """A request's body. Raises HTTPException if it has more bytes or does not arrive in this time. check: awaited with the
+    beginning of a body that is longer than that; what it raises ends the reading."""
     body = bytearray()
     try:
         with anyio.fail_after(seconds):
@@ -67,16 +108,9 @@ async def read_body(
     return bytes(body)
 
 
-async def read_form(
-    request: Request, max_bytes: int, seconds: float, check: Callable | None = None
-) -> FormData:
-    """The fields of a form, with one file at most; none if the body is not a form. Errors: as `read_body`, and InputError
-    for a form that is broken."""
-    return await form_of(request, await read_body(request, max_bytes, seconds, check))
-
-
 async def form_of(request: Request, body: bytes) -> FormData:
-    """The fields of a form that are complete in a body or in its beginning."""
+    """The fields of a form that are complete in a body or in its beginning, with one file at most; none if the body is not
+    a form. InputError for a form that is broken."""
     parts = (body[start : start + BEGINNING] for start in range(0, len(body), BEGINNING))
 
     async def receive() -> dict[str, Any]:
@@ -111,24 +145,14 @@ async def while_there(request: Request) -> AsyncIterator[None]:
         raise ClientDisconnect
 
 
-async def steps_of(engine: Engine, rows: Sequence[Row]) -> AsyncGenerator[list[Progress]]:
-    """Decode a request's rows; yield their progress whenever it changes, until all have ended. Everything else: as
-    `row_steps_of`."""
-    progress = dict.fromkeys(rows, START)
-    async with aclosing(row_steps_of(engine, iter(rows), at_once=len(rows))) as steps:
-        async for row, _, now in steps:
-            progress[row] = now
-            yield [*progress.values()]
-
-
-async def row_steps_of(
+async def steps_of(
     engine: Engine, rows: Iterator[Row], more: bool = False, at_once: int | None = None
-) -> AsyncGenerator[tuple[Row, Progress, Progress]]:
-    """Decode rows; yield each with its last progress and its new one whenever that changes, until all have ended. However
-    the generator ends, its rows end. The rows may be many: as those before end, others are made, in another thread.
-    Raises HTTPException if a row fails, and what `Engine.submit` raises.
+) -> AsyncGenerator[RowStep]:
+    """Decode rows; yield each whenever it has grown, until all have ended. However the generator ends, its rows end. The
+    rows may be many: as those before end, others are made, in another thread. Raises what is in ERRORS if a row fails or
+    is not taken.
 
-    at_once: how many may be in the engine; None: as many as a batch has
+    more, at_once: they are taken in any case; how many may be in the engine (None: as many as a batch has)
     """
     event = asyncio.Event()
     wake = partial(asyncio.get_running_loop().call_soon_threadsafe, event.set)
@@ -146,21 +170,20 @@ async def row_steps_of(
             event.clear()
             for job, before in [*jobs.items()]:
                 now = job.progress
-                if now.finish_reason in FAILURES:
-                    status, message = FAILURES[now.finish_reason]
-                    raise HTTPException(status, message, RETRY_AFTER if status >= 500 else None)
+                if now.finish_reason in _FAILURES:
+                    raise _FAILURES[now.finish_reason]()
                 jobs[job] = now
                 if now.finish_reason:
                     del jobs[job]
                 if now is not before:
-                    yield job.row, before, now
+                    yield RowStep(job.row, before, now)
     finally:
         engine.cancel([*jobs])
 
 
 async def working(engine: Engine, task: Task, is_begun: bool) -> AsyncGenerator[Any]:
-    """Decode what a task needs. Yields as `row_steps_of`, and at last an `Ended`. is_begun: it has its place already, so
-    that its rows are taken in any case; those of a task that has none yet are refused if too many wait."""
+    """Decode what a task needs. Yields as `steps_of`, and at last an `Ended`. is_begun: it has its place already, so that
+    its rows are taken in any case; those of a task that has none yet are refused if too many wait."""
     with closing(task):
         work = await run_in_threadpool(resume, task)
         while not isinstance(work, Ended):
@@ -168,21 +191,38 @@ async def working(engine: Engine, task: Task, is_begun: bool) -> AsyncGenerator[
             if callable(work):
                 result = await run_in_threadpool(engine.call, work)
             else:
-                async with aclosing(row_steps_of(engine, iter(work), is_begun)) as grown:
-                    async for step in grown:
+                async with aclosing(steps_of(engine, iter(work), is_begun)) as steps:
+                    async for step in steps:
                         is_begun = True
                         yield step
             work = await run_in_threadpool(resume, task, result)
         yield work
 
 
-def stream_of(events: AsyncIterator[str], source: AsyncGenerator) -> StreamingResponse:
-    """An answer of server-sent events. Their source is closed however the stream ends."""
+async def stream_of(
+    request: Request, steps: AsyncGenerator, events: Callable[[AsyncIterator], AsyncIterator[str]]
+) -> StreamingResponse:
+    """An answer of the server-sent events that `events` makes of these steps, or of an error. The first step is awaited now,
+    because the status must be known before a stream begins."""
+    first = await anext(steps)
+
+    async def all_steps() -> AsyncIterator:
+        yield first
+        async for step in steps:
+            yield step
+
+    async def to_its_end() -> AsyncIterator[str]:
+        try:
+            async for event in events(all_steps()):
+                yield event
+        except ERRORS as error:
+            yield event_of(error_body(*failure_of(error), request.scope["path"]))
+
     return StreamingResponse(
-        events,
+        to_its_end(),
         media_type="text/event-stream",
         headers={"cache-control": "no-store"},
-        background=BackgroundTask(source.aclose),
+        background=BackgroundTask(steps.aclose),
     )
 
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from common.errors import InputError
 from serving.answers import Call, Writer
 from serving.bodies import parse
-from serving.engine import Progress
+from serving.engine import START, Progress
 from serving.fields import IGNORED, NEUTRAL, SERVER_WIDE
 from serving.requests import Chat, Completion, ResponseRequest
+from serving.transport import RowStep
 from speculative.options import DECLARED, Options
 from speculative.processors import CountPenalty
 from speculative.row import Row, Stats
@@ -247,7 +248,8 @@ def test_a_call_is_split_wherever_it_is_cut(arguments):
     text = f"{head}{arguments}}}"
     for end, size in itertools.product(range(len(text) + 1), (1, 3, 99)):
         call = Call()
-        pieces = [call.push(text[i : min(i + size, end)]) for i in range(0, end, size)]
+        pieces = [call.push(text[i : min(i + size, end)], None) for i in range(0, end, size)]
+        pieces.append(call.push("", "stop" if end == len(text) else "length"))
         assert [name for name, _ in pieces if name] == ["f"] * (end >= len(head))
         split = "".join(more for _, more in pieces)
         assert split == text[len(head) : min(end, len(text) - 1)]
@@ -373,9 +375,9 @@ def rows(count: int, **options) -> list[Row]:
 
 
 def writer(fields, of_rows, kind=Completion) -> Writer:
-    thinking = [Thinking(None) for _ in of_rows]
+    thinking = {row: Thinking(None) for row in of_rows}
     request = parsed(fields, kind)
-    return Writer(request, of_rows, "model", lambda token, first: (f"t{token}", b"x"), thinking)
+    return Writer(request, thinking, "model", lambda token, first: (f"t{token}", b"x"))
 
 
 HALF = Progress(1, None, Stats(tokens=1))
@@ -384,7 +386,8 @@ END = Progress(3, "stop", Stats(tokens=3, draft_tokens=4, accepted_lengths=Count
 
 def test_a_chats_answers():
     fields = {"logprobs": True, "top_logprobs": 1}
-    whole = writer(fields, rows(1, logprobs=1), Chat).whole([END])
+    of_rows = rows(1, logprobs=1)
+    whole = writer(fields, of_rows, Chat).whole({of_rows[0]: END})
     (choice,) = whole["choices"]
     assert whole["object"] == "chat.completion" and choice["finish_reason"] == "stop"
     assert choice["message"] == {"role": "assistant", "content": " one two", "refusal": None}
@@ -397,11 +400,13 @@ def test_a_chats_answers():
 
 def test_a_chats_stream():
     stream = {"stream": True, "stream_options": {"include_usage": True}}
-    written = writer(stream, rows(1), Chat)
+    (row,) = of_rows = rows(1)
+    written = writer(stream, of_rows, Chat)
     first, *_ = written.begin()
     assert first["object"] == "chat.completion.chunk" and first["usage"] is None
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    deltas = [chunk["choices"][0] for now in (HALF, HALF, END) for chunk in written.chunks([now])]
+    steps = [RowStep(row, START, HALF), RowStep(row, HALF, END)]
+    deltas = [chunk["choices"][0] for step in steps for chunk in written.chunks(step)]
     assert [choice["delta"] for choice in deltas] == [{"content": " one"}, {"content": " two"}]
     assert [choice["finish_reason"] for choice in deltas] == [None, "stop"]
     (last,) = written.end()
@@ -410,5 +415,5 @@ def test_a_chats_stream():
 
 def test_a_prompt_is_counted_once():
     of_rows = rows(2, num_samples=2, temp=1)
-    usage = writer({"n": 2, "temperature": 1}, of_rows).whole([END, END])["usage"]
+    usage = writer({"n": 2, "temperature": 1}, of_rows).whole(dict.fromkeys(of_rows, END))["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 6)
