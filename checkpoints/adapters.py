@@ -20,11 +20,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from checkpoints.folder import ADAPTER, TOKENIZER_FILES, read_json
+from checkpoints.folder import ADAPTER, TOKENIZER_FILES, open_checkpoint, read_json
 from checkpoints.names import equal
-from checkpoints.safetensors_files import read_safetensors
 from checkpoints.tensors import Tensor, to_mlx, to_numpy
-from checkpoints.torch_files import read_torch
 from common.errors import InputError
 
 _WRAPPER = re.compile(r"^base_model\.model\.|\.(?:base_layer|modules_to_save|token_adapter)(?=\.)")
@@ -114,7 +112,7 @@ def merge(
     grown. Changed tensors are float32. InputError for what does not fit."""
     raw = read_json(adapter / ADAPTER)
     modules: dict[str, dict[str, Tensor]] = defaultdict(dict)
-    for name, tensor in _weights(adapter).items():
+    for name, tensor in open_checkpoint(adapter).items():
         match = _PART.fullmatch(_WRAPPER.sub("", name))
         if not match:
             raise InputError(f"{adapter}: {name} cannot be merged")
@@ -138,14 +136,6 @@ def merge(
     if bias and not _float32(bias).any():  # nor is it any longer for new tokens
         del merged["final_logits_bias"]
     return merged, {**config, "vocab_size": rows.pop()}
-
-
-def _weights(adapter: Path) -> dict[str, Tensor]:
-    if (adapter / "adapter_model.safetensors").exists():
-        return read_safetensors(adapter / "adapter_model.safetensors")
-    if (adapter / "adapter_model.bin").exists():
-        return read_torch(adapter / "adapter_model.bin")
-    raise InputError(f"{adapter}: no adapter_model.safetensors or adapter_model.bin")
 
 
 def _is(name: str, end: str) -> bool:

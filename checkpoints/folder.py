@@ -44,7 +44,8 @@ def read_json(path: Path) -> dict:
 ADAPTER = "adapter_config.json"
 _SETTINGS = {"config.json", ADAPTER, "generation_config.json", *TOKENIZER_FILES}
 _WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model).*\.(safetensors|bin)")
-_SINGLE = ("model.safetensors", "pytorch_model.bin")  # best first
+_MODEL_FILES = ("model.safetensors", "pytorch_model.bin")  # best first
+_ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin", "adapters.safetensors")
 _OTHERS = {  # files of folders that are not Hugging Face checkpoints
     "model.bin": "CTranslate2's, as for faster-whisper: convert the original model",
     ".gguf": "GGUF, llama.cpp's: convert the original model",
@@ -53,16 +54,12 @@ _OTHERS = {  # files of folders that are not Hugging Face checkpoints
 
 def is_adapter(names: Collection[str]) -> bool:
     """Whether these files of a folder or a repository are an adapter of PEFT's or mlx-lm's, and no whole model."""
-    return ADAPTER in names and not any(name.startswith(_SINGLE) for name in names)
-
-
-def is_adapter_weights(name: str) -> bool:
-    return name in ("adapter_model.safetensors", "adapter_model.bin", "adapters.safetensors")
+    return ADAPTER in names and not any(name.startswith(_MODEL_FILES) for name in names)
 
 
 def check_kind(model: object, names: Collection[str]) -> None:
     """InputError if these files of `model`, a folder or a repository, are in another project's format."""
-    if is_adapter(names) or any(name.startswith(_SINGLE) for name in names):
+    if ADAPTER in names or any(name.startswith(_MODEL_FILES) for name in names):
         return
     for ending, kind in _OTHERS.items():
         if any(name.endswith(ending) for name in names):
@@ -79,7 +76,7 @@ def weight_files(names: Collection[str], get: Callable[[str], Path]) -> list[str
 
     get: returns the path of an index that has to be read. InputError if it is not a valid index.
     """
-    for single in _SINGLE:
+    for single in (*_MODEL_FILES, *_ADAPTER_FILES):
         index = f"{single}.index.json"
         if single in names:
             return [single]
@@ -94,14 +91,16 @@ def weight_files(names: Collection[str], get: Callable[[str], Path]) -> list[str
 
 
 def open_checkpoint(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a Hugging Face folder."""
+    """The tensors of a Hugging Face folder, or of an adapter's."""
     names = {path.name for path in folder.iterdir() if path.is_file()}
     files = weight_files(names, folder.joinpath)
     if not files:
         shards = any(name.endswith(".index.json") for name in names)
-        why = "files named in its index are missing" if shards else f"no {' or '.join(_SINGLE)}"
+        why = (
+            "files named in its index are missing" if shards else f"no {' or '.join(_MODEL_FILES)}"
+        )
         raise InputError(f"{folder}: no weights: {why}")
-    load = read_safetensors if files[0].startswith(_SINGLE[0]) else read_torch
+    load = read_safetensors if ".safetensors" in files[0] else read_torch
     tensors: dict[str, Tensor] = {}
     for file in files[1:] or files:
         tensors |= load(folder / file)
@@ -132,39 +131,25 @@ def converted_path(name: str, base: str | None = None) -> Path:
     return MODELS / "-".join(folder.name for folder in folders)
 
 
-def converted(name: str) -> Path | None:
+def is_checkpoint(name: str) -> bool:
+    """Whether this is a folder with a model or an adapter."""
+    return any((Path(name) / file).exists() for file in ("config.json", ADAPTER))
+
+
+def is_on_hub(name: str) -> bool:
+    """Whether this can only be owner/name on the hub."""
+    return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not Path(name).parent.exists()
+
+
+def converted(name: str, base: str | None = None) -> Path | None:
     """The converted folder that a user means: a path, or a name under mlx_models/. owner/name and a checkpoint's folder
-    mean only what was converted from that."""
-    if (Path(name) / WEIGHTS).exists():
+    mean only what was converted from that. base: as for `converted_path`"""
+    if base is None and (Path(name) / WEIGHTS).exists():
         return Path(name)
-    path = converted_path(name)
-    return path if (path / WEIGHTS).exists() and not _other(name, path) else None
-
-
-def _other(name: str, path: Path) -> str | None:
-    """What the folder `path` was converted from, if that is not the model owner/name or the checkpoint's folder."""
-    local = (Path(name) / "config.json").exists()
-    if not (local or "/" in name) or not (path / "config.json").exists():
+    path = converted_path(name, base)
+    if not (path / WEIGHTS).exists():
         return None
     origin = read_json(path / "config.json").get("converted_from", name)
-    same = Path(origin).resolve() == Path(name).resolve() if local else origin == name
-    return None if same else origin
-
-
-def missing(name: str) -> InputError:
-    """Why no folder is `converted` by this name, and what to type."""
-    path = converted_path(name)
-    if Path(name).is_dir() and not (Path(name) / "config.json").exists():
-        check_kind(name, [path.name for path in Path(name).iterdir()])
-        return InputError(f"{name} is not a converted model: it has no {WEIGHTS}")
-    other = _other(name, path)
-    if other:
-        new = MODELS / "-".join(Path(name).resolve().parts[-2:])
-        why = f"{path} is converted from {other}, not from {name}"
-        return InputError(
-            f"{why}; to convert that: python convert.py --model {name} --mlx-path {new}"
-        )
-    if path.exists():
-        return InputError(f"{path} is not a converted model: remove it, or give it another name")
-    hint = "" if "/" in name else " (a name on the hub has an owner: google/flan-t5-base)"
-    return InputError(f"no model {name!r} here{hint}")
+    if is_checkpoint(name):
+        return path if Path(origin).resolve() == Path(name).resolve() else None
+    return path if "/" not in name or origin == name else None

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from checkpoints.folder import ADAPTER, check_kind, is_adapter, is_adapter_weights, weight_files
+from checkpoints.folder import ADAPTER, check_kind, is_adapter, weight_files
 from common.errors import InputError
 from common.reporting import reporter
 
@@ -22,19 +22,19 @@ CONFIG = "config.json"
 SMALL = {".json", ".jinja", ".model", ".spm", ".txt", ".tiktoken"}
 
 
+# Called before weights are downloaded, with a folder that holds the config.json and the bytes that are missing. It returns
+# the bytes that the converted model will take, or None not to download it; InputError for an unusable model.
+Start = Callable[[Path, int], int | None]
+
+
 def fetch(
     model: str,
     revision: str | None = None,
     output: Path = Path(),
-    converted_size: Callable[[Path], int | None] = lambda folder: 0,
-    start: Callable[[int], bool] = lambda size: True,
+    start: Start = lambda folder, size: 0,
 ) -> Path:
-    """The folder of a local checkpoint, or of a hub repository's files, downloaded if needed.
-
-    Before weights are downloaded, `converted_size` is called with a folder that holds the config.json. It
-    raises InputError for an unusable model, and returns the bytes that `output` will take, or None if all files that
-    mlx-lm reads are wanted. `start`, called with the bytes that are missing, says whether to download them.
-    """
+    """The folder of a local checkpoint or adapter, or of a hub repository's files, downloaded if needed, to be converted to
+    the folder `output`."""
     if Path(model).is_dir():
         if revision:
             raise InputError(f"{model} is a local folder; --revision is for models on the hub")
@@ -56,7 +56,7 @@ def fetch(
             if answered or (folder := _cached(model, revision)) is None:
                 raise
             return folder
-        return _download(model, revision, info, output, converted_size, start)
+        return _download(model, revision, info, output, start)
     except (errors.HTTPError, errors.HFValidationError, OSError) as error:
         # The client wraps the error that kept it from requesting a file.
         wrapped = isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__
@@ -98,20 +98,12 @@ def _cached(model: str, revision: str | None) -> Path | None:
         file = try_to_load_from_cache(model, name, revision=revision)
         if isinstance(file, str):
             folder = Path(file).parent
-            names = {path.name for path in folder.iterdir() if path.exists()}
-            if weight_files(names, folder.joinpath) or any(map(is_adapter_weights, names)):
+            if weight_files({p.name for p in folder.iterdir() if p.exists()}, folder.joinpath):
                 return folder
     return None
 
 
-def _download(
-    model: str,
-    revision: str | None,
-    info,
-    output: Path,
-    converted_size: Callable[[Path], int | None],
-    start: Callable[[int], bool],
-) -> Path:
+def _download(model: str, revision: str | None, info, output: Path, start: Start) -> Path:
     """Download what is not in the cache, weights last: if they are there, so is everything else."""
     from huggingface_hub import constants, hf_hub_download, hf_hub_url
 
@@ -120,28 +112,26 @@ def _download(
 
     top = re.compile(r"(additional_chat_templates/)?[^/]+")
     files = {f.rfilename: f for f in info.siblings or [] if top.fullmatch(f.rfilename)}
-    if is_adapter(files):
-        wanted = [name for name in files if Path(name).suffix in SMALL or is_adapter_weights(name)]
-        return [get(name) for name in wanted][-1].parent
     check_kind(model, files)
-    if CONFIG not in files:
+    settings = ADAPTER if is_adapter(files) else CONFIG
+    if settings not in files:
         raise InputError(f"{model} has no {CONFIG}, so it is not a Hugging Face model")
-    folder = get(CONFIG).parent
+    folder = get(settings).parent
+    blobs = folder.parents[1] / "blobs"
     try:
-        converted = converted_size(folder)
         weights = weight_files(files, get)
+        beside = [name for name in files if not name.endswith(".index.json")]
+        small = [name for name in beside if Path(name).suffix in SMALL]
+        missing = [files[name] for name in (*small, *weights) if not (folder / name).exists()]
+        download = sum(_remaining(blobs, file) for file in missing)
+        converted = start(folder, download) if settings == CONFIG else 0
     except InputError as error:
-        raise InputError(f"{model}: {str(error).removeprefix(f'{folder}').lstrip(':/ ')}") from None
+        raise InputError(str(error).replace(str(folder), model)) from None
     if not weights:
         raise InputError(f"{model} has no complete safetensors or pytorch_model.bin weights")
-    beside = [name for name in files if not name.endswith(".index.json")]
-    small = [name for name in beside if Path(name).suffix in SMALL]
-    missing = [files[name] for name in (*small, *weights) if not (folder / name).exists()]
-    blobs = folder.parents[1] / "blobs"
-    download = sum(_remaining(blobs, file) for file in missing)
-    if not start(download):
+    if converted is None:
         return folder
-    _announce(model, download, output, converted or 0)
+    _announce(model, download, output, converted)
     for file in missing:
         if file.lfs and file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
             url = hf_hub_url(model, file.rfilename, revision=info.sha)
@@ -149,9 +139,8 @@ def _download(
         get(file.rfilename)
     # Remember the commit of the branch or tag for when the hub cannot be reached.
     ref = folder.parents[1] / "refs" / (revision or "main")
-    if not ref.exists() or ref.read_text() != info.sha:
-        ref.parent.mkdir(parents=True, exist_ok=True)
-        ref.write_text(info.sha)
+    ref.parent.mkdir(parents=True, exist_ok=True)
+    ref.write_text(info.sha)
     return folder
 
 

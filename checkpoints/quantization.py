@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import mlx.nn as nn
+
 from common.errors import InputError
 
 # mode: (bits, group sizes), defaults first
@@ -15,13 +17,12 @@ MODES = {
 }
 BITS, GROUP_SIZES = (sorted({n for mode in MODES.values() for n in mode[i]}) for i in (0, 1))
 
-# Parts of the names of weights that are added, not multiplied.
-_TABLES = ("relative_bias", "positions", "logits_bias")
 
-
-def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a weight is a matrix to multiply by, not a table of biases or positions."""
-    return len(shape) == 2 and not any(table in name for table in _TABLES)
+def is_matrix(name: str, module: nn.Module) -> bool:
+    """Whether a module has a matrix to multiply by: a linear layer, or an embedding of tokens, called so. The rows of other
+    tables, of positions or biases, are added."""
+    is_embedding = isinstance(module, nn.Embedding) and "embed" in name.rpartition(".")[2]
+    return is_embedding or isinstance(module, nn.Linear)
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,13 @@ class Quantization:
             raise InputError(f"config.json: unknown quantization {values!r}")
         return cls(**values)
 
-    def covers(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Whether the weight `name` is quantized: a matrix whose rows divide into groups."""
-        return is_matrix(name, shape) and shape[1] % self.group_size == 0
+    def covers(self, name: str, module: nn.Module) -> bool:
+        """Whether a module is quantized: a matrix whose rows divide into groups."""
+        return is_matrix(name, module) and module.weight.shape[1] % self.group_size == 0
+
+    def covered(self, model: nn.Module) -> set[str]:
+        """The names of the weights that are quantized."""
+        return {f"{name}.weight" for name, part in model.named_modules() if self.covers(name, part)}
 
     def size(self, shape: tuple[int, ...], itemsize: int) -> int:
         """Bytes of a quantized weight of this shape; itemsize: bytes of a scale or offset."""

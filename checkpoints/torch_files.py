@@ -5,11 +5,10 @@ pickled list of storage keys, and the storages in that order. In both, the pickl
 storages.
 """
 
-import io
 import pickle
 from math import prod
 from pathlib import Path
-from typing import BinaryIO, ClassVar, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -17,7 +16,6 @@ from checkpoints.tensors import BFLOAT16, QUANTIZED, Tensor, are_sizes, span, st
 from common.errors import InputError
 
 _MAGIC = 0x1950A86A20F9469CFC6C
-_MAX_PICKLE = 4 << 20  # bytes; the pickles of the largest T5 checkpoints take 0.2 MB
 _STORAGES: dict[str, np.dtype] = {
     "FloatStorage": np.dtype("<f4"),
     "DoubleStorage": np.dtype("<f8"),
@@ -25,6 +23,7 @@ _STORAGES: dict[str, np.dtype] = {
     "BFloat16Storage": BFLOAT16,
     "LongStorage": np.dtype("<i8"),  # never weights
 }
+Members = dict[str, tuple[int, int]]  # storage -> where it begins in the file, and its bytes
 
 
 class _View(NamedTuple):
@@ -51,68 +50,58 @@ def read_torch(path: Path) -> dict[str, Tensor]:
 def _read_zip(path: Path, file: BinaryIO) -> dict[str, Tensor]:
     members = stored_members(path)
     name = next(name for name in members if name.endswith("/data.pkl"))
-    offset, size = members[name]
-    file.seek(offset)
-    unpickler = _Unpickler(io.BytesIO(file.read(min(size, _MAX_PICKLE))))
+    file.seek(members[name][0])
+    unpickler = _Unpickler(file)
     state = unpickler.load()
-    places = {}
-    for key, (dtype, numel) in unpickler.storages.items():
-        places[key], size = members[f"{name.removesuffix('.pkl')}/{key}"]
-        if size != numel * dtype.itemsize:
-            raise ValueError(f"storage {key} has the wrong size")
-    return _tensors(path, state, unpickler.storages, places)
+    folder = name.removesuffix(".pkl")
+    storages = {key: members[f"{folder}/{key}"] for key in unpickler.storages}
+    return _tensors(path, state, unpickler.storages, storages)
 
 
 def _read_legacy(path: Path, file: BinaryIO) -> dict[str, Tensor]:
-    pickles = io.BytesIO(file.read(_MAX_PICKLE))
-    magic, _protocol, _system = (_Unpickler(pickles).load() for _ in range(3))
+    magic, _protocol, _system = (_Unpickler(file).load() for _ in range(3))
     if magic != _MAGIC:
         raise ValueError("not a checkpoint's pickle")
-    unpickler = _Unpickler(pickles)
+    unpickler = _Unpickler(file)
     state = unpickler.load()
-    keys = _Unpickler(pickles).load()
-    places = {}
-    file.seek(pickles.tell())
-    for key in keys:
-        dtype, numel = unpickler.storages[key]
-        size = int.from_bytes(file.read(8), "little")
-        places[key] = file.tell()
-        if size != numel or file.seek(numel * dtype.itemsize, 1) > path.stat().st_size:
+    storages: Members = {}
+    for key in _Unpickler(file).load():
+        size = int.from_bytes(file.read(8), "little") * unpickler.storages[key][0].itemsize
+        storages[key] = file.tell(), size
+        file.seek(size, 1)
+    return _tensors(path, state, unpickler.storages, storages)
+
+
+def _tensors(path: Path, state, types: dict, storages: Members) -> dict[str, Tensor]:
+    """types: of the storages, the dtypes and numbers of elements that the pickle names"""
+    for key, (dtype, count) in types.items():
+        begin, size = storages[key]
+        if size != count * dtype.itemsize or begin + size > path.stat().st_size:
             raise ValueError(f"storage {key} has the wrong size")
-    return _tensors(path, state, unpickler.storages, places)
-
-
-def _tensors(path: Path, state, storages: dict, places: dict[str, int]) -> dict[str, Tensor]:
-    """`places` are the storages' offsets in the file."""
     tensors = {}
     for name, view in state.get("state_dict", state).items():
         if not isinstance(view, _View):
             raise ValueError(f"{name} is not a tensor but {type(view).__name__}")
-        dtype, numel = storages[view.key]
+        dtype, count = types[view.key]
         # An expanded tensor repeats elements: a small file could ask for any size.
-        if view.offset + span(view.shape, view.strides) > numel or prod(view.shape) > numel:
+        if view.offset + span(view.shape, view.strides) > count or prod(view.shape) > count:
             raise ValueError(f"{name} reaches beyond its storage")
-        start = places[view.key] + view.offset * dtype.itemsize
-        tensors[name] = Tensor(path, start, dtype, view.shape, view.strides)
+        begin = storages[view.key][0] + view.offset * dtype.itemsize
+        tensors[name] = Tensor(path, begin, dtype, view.shape, view.strides)
     return tensors
 
 
-class _Unpickler(pickle._Unpickler):
+class _Unpickler(pickle.Unpickler):
     """Makes plain values and `_View`s, and runs no code from the file."""
-
-    dispatch: ClassVar = pickle._Unpickler.dispatch | {
-        # Drop an OrderedDict's attributes (torch's _metadata); allow no other change.
-        pickle.BUILD[0]: lambda self: self.stack.pop()
-    }
 
     def __init__(self, file: BinaryIO):
         super().__init__(file, encoding="latin-1")
         self.storages: dict[str, tuple[np.dtype, int]] = {}  # key -> (dtype, number of elements)
 
     def find_class(self, module: str, name: str) -> object:
-        """Our stand-in for a name that the pickle calls; never the real object."""
+        """Our stand-in for a name that the pickle calls, never the real object; a type of storage by its name."""
         if module == "torch" and name in _STORAGES:
-            return _STORAGES[name]
+            return name
         if module == "torch" and name.endswith("Storage"):
             raise InputError(f"it has torch.{name}, {QUANTIZED}")
         if (module, name) not in _CALLABLE:
@@ -122,9 +111,16 @@ class _Unpickler(pickle._Unpickler):
 
     def persistent_load(self, pid: tuple) -> tuple[str, int]:
         """The key of a storage and the start of a view into it, which some legacy files have."""
-        _, dtype, key, _, numel, *view = pid
-        self.storages[key] = dtype, numel
+        _, kind, key, _, count, *view = pid
+        self.storages[key] = _STORAGES[kind], count
         return key, view[0][1] if view and view[0] else 0
+
+
+class _Dict(dict):
+    """An OrderedDict without the attributes that the pickle gives it (torch's _metadata)."""
+
+    def __setstate__(self, state: object) -> None:
+        pass
 
 
 def _rebuild_tensor(storage, offset, shape, strides, *unused) -> _View:
@@ -135,7 +131,7 @@ def _rebuild_tensor(storage, offset, shape, strides, *unused) -> _View:
 
 
 _CALLABLE = {
-    ("collections", "OrderedDict"): dict,
+    ("collections", "OrderedDict"): _Dict,
     ("torch", "Size"): tuple,
     ("torch._utils", "_rebuild_tensor"): _rebuild_tensor,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,

@@ -2,13 +2,13 @@
 
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
-from math import prod
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
+from mlx.utils import tree_flatten
 
 from checkpoints.quantization import Quantization, is_matrix
 from checkpoints.tensors import BFLOAT16, Tensor, to_mlx, to_numpy, write_npz_member
@@ -28,15 +28,17 @@ def stored_type(name: str, dtype: str) -> str:
     return "float32" if exact else dtype
 
 
-def stored_size(weights: Mapping[str, Any], dtype: str, quantization: Quantization | None) -> int:
-    """Bytes of weights, arrays or tensors, once they are stored in `dtype`."""
+def stored_size(model: nn.Module, dtype: str, quantization: Quantization | None = None) -> int:
+    """Bytes of a model's weights once they are stored in `dtype`."""
+    covered = quantization.covered(model) if quantization else set()
+    weights: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     total = 0
     for name, weight in weights.items():
         itemsize = DTYPES[stored_type(name, dtype)].itemsize
-        if quantization and quantization.covers(name, weight.shape):
+        if quantization and name in covered:
             total += quantization.size(weight.shape, itemsize)
         else:
-            total += prod(weight.shape) * itemsize
+            total += weight.size * itemsize
     return total
 
 
@@ -44,20 +46,21 @@ def write_weights(
     path: Path,
     tensors: dict[str, Tensor],
     dtype: str,
+    model: nn.Module,
     quantization: Quantization | None = None,
 ) -> None:
-    """Write tensors to an npz file under our names. Weights that are not finite in their new type are
+    """Write a model's tensors to an npz file under our names. Weights that are not finite in their new type are
     written anyway and named in a warning."""
     if quantization:
-        _check_groups(tensors, quantization)
-    size = stored_size(tensors, dtype, None)
-    progress = reporter.bar(path.parent.name, size, "B", 0)
+        _check_groups(model, quantization)
+    covered = quantization.covered(model) if quantization else set()
+    progress = reporter.bar(path.parent.name, stored_size(model, dtype), "B", 0)
     wrong: dict[str, None] = {}  # an ordered set
     with progress as advance, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, tensor in tensors.items():
             stored = stored_type(name, dtype)
             blocks = _cast(tensor, stored, name, wrong, advance)
-            if quantization and quantization.covers(name, tensor.shape):
+            if quantization and name in covered:
                 _write_quantized(archive, name, tensor.shape, blocks, quantization)
             else:
                 write_npz_member(archive, name, DTYPES[stored], tensor.shape, blocks)
@@ -65,17 +68,15 @@ def write_weights(
         warnings.warn(f"warning: NaN or infinite as {dtype}: {', '.join(wrong)}", stacklevel=2)
 
 
-def _check_groups(tensors: dict[str, Tensor], quantization: Quantization) -> None:
+def _check_groups(model: nn.Module, quantization: Quantization) -> None:
     """Warn if some matrices cannot be quantized; InputError if none can."""
-    shapes = [(name, tensor.shape) for name, tensor in tensors.items()]
-    matrices = [weight for weight in shapes if is_matrix(*weight)]
-    left = len(matrices) - sum(quantization.covers(*weight) for weight in matrices)
+    count = sum(is_matrix(*named) for named in model.named_modules())
+    left = count - len(quantization.covered(model))
     reason = f"row lengths are not multiples of the group size {quantization.group_size}"
-    if left == len(matrices):
+    if left == count:
         raise InputError(f"no weight can be quantized: {reason}")
     if left:
-        message = f"{left} of {len(matrices)} matrices are not quantized: {reason}"
-        warnings.warn(message, stacklevel=3)
+        warnings.warn(f"{left} of {count} matrices are not quantized: {reason}", stacklevel=3)
 
 
 def _cast(

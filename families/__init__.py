@@ -1,8 +1,8 @@
 """The architectures, behind the contract of speculative/model.py.
 
-A new architecture is a module here with FAMILY, a `Family`, and an entry in FAMILIES (loading.py). Conversion and loading
-go by the names of weights: layers called query, key, value, out, gate, up and down are split among ranks
-(distributed/sharding.py), and matrices are quantized, except tables that checkpoints/quantization.py names.
+A new architecture is a module here with FAMILY, a `Family`, and an entry in FAMILIES (registry.py). Layers called query, key,
+value, out, gate, up and down are split among ranks (distributed/sharding.py). Linear layers are quantized, and of the
+embeddings those with "embed" in their names.
 """
 
 from collections.abc import Callable

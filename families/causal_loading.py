@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from tokenizers import Tokenizer
 
 from checkpoints.config import MOST_LAYERS
-from checkpoints.folder import WEIGHTS, converted_path, read_json, weight_files
+from checkpoints.folder import WEIGHTS, converted_path, is_on_hub, read_json, weight_files
 from checkpoints.quantization import Quantization
 from common.errors import InputError, first_line
 from distributed.ranks import Ranks
@@ -46,11 +46,11 @@ def runs_in_mlx_lm(config: Mapping) -> bool:
     return (Path(utils.__file__).parent / "models" / f"{file}.py").exists()
 
 
-def find_mlx_lm_folder(name: str) -> Path | None:
+def find_mlx_lm_folder(name: str, base: str | None = None) -> Path | None:
     """The folder of the decoder-only model that a user means: a path, a name under mlx_models/, or a name
-    on the hub that is in its cache; None: there is none."""
-    folders = [Path(name), converted_path(name)]
-    if not Path(name).exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+    on the hub that is in its cache; None: there is none. base: as for `converted_path`"""
+    folders = [Path(name), converted_path(name, base)]
+    if is_on_hub(name):
         from huggingface_hub import try_to_load_from_cache
 
         config = try_to_load_from_cache(name, "config.json")
@@ -204,37 +204,42 @@ def _fast(chat: Any, folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def convert_with_mlx_lm(
-    source: Path, output: Path, dtype: str, quantization: Quantization | None = None
+def convert(
+    folder: Path,
+    adapter: Path | None,
+    output: Path,
+    dtype: str | None = None,
+    quantization: Quantization | None = None,
 ) -> None:
-    """Convert a decoder-only model's folder by mlx-lm to the folder `output`, which may not exist. InputError for one that
-    cannot be decoded here."""
+    """Convert a decoder-only model's folder by mlx-lm, or merge an adapter that mlx-lm trained into it, to the folder `output`,
+    which may not exist. InputError for a model that cannot be decoded here, and for PEFT's adapters, which mlx-lm does not
+    read."""
+    if adapter and not (adapter / "adapters.safetensors").exists():
+        raise InputError(f"{adapter}: PEFT's, for a decoder-only model: merge it with PEFT first")
+    if adapter and (dtype or quantization):
+        raise InputError(f"{adapter}: mlx-lm fuses an adapter in its base's type and bits")
 
     def run(utils) -> None:
         from mlx_lm.convert import convert
 
-        check_cache(utils.load_model(source, lazy=True)[0])  # before the slow part
+        check_cache(utils.load_model(folder, lazy=True)[0])  # before the slow part
         settings = vars(quantization) if quantization else {}
         named = {f"q_{key}": value for key, value in settings.items()}
-        convert(str(source), str(output), quantize=bool(settings), dtype=dtype, **named)
-        if (source / "chat_template.json").exists():
-            shutil.copy(source / "chat_template.json", output)
+        convert(
+            str(folder), str(output), quantize=bool(settings), dtype=dtype or "bfloat16", **named
+        )
+        if (folder / "chat_template.json").exists():
+            shutil.copy(folder / "chat_template.json", output)
 
-    _with_mlx_lm(source, "convert", run)
-
-
-def fuse_with_mlx_lm(base: Path, adapter: Path, output: Path) -> None:
-    """Merge an adapter that mlx-lm trained into its base, a folder, and write it to the folder `output`, which may not exist.
-    InputError for one of PEFT's, which mlx-lm does not read."""
-    if not (adapter / "adapters.safetensors").exists():
-        raise InputError(f"{adapter}: PEFT's, for a decoder-only model: merge it with PEFT first")
-
-    def run(utils) -> None:
+    def fuse(utils) -> None:
         model, tokenizer, config = utils.load(
-            str(base), adapter_path=str(adapter), return_config=True
+            str(folder), adapter_path=str(adapter), return_config=True
         )
         layers = [(n, m.fuse()) for n, m in model.named_modules() if hasattr(m, "fuse")]
         model.update_modules(tree_unflatten(layers))
-        utils.save(output, str(base), model, tokenizer, config)
+        utils.save(output, str(folder), model, tokenizer, config)
 
-    _with_mlx_lm(adapter, "fuse", run)
+    if adapter:
+        _with_mlx_lm(adapter, "fuse", fuse)
+    else:
+        _with_mlx_lm(folder, "convert", run)

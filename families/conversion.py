@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,33 +12,17 @@ from typing import Any
 import mlx.core as mx
 from filelock import FileLock
 
+from checkpoints import folder as folders
 from checkpoints.adapters import base_of, merge, with_tokenizer_of
-from checkpoints.folder import (
-    ADAPTER,
-    WEIGHTS,
-    converted_path,
-    is_adapter,
-    is_outdated,
-    missing,
-    open_checkpoint,
-    read_json,
-    state_of,
-)
-from checkpoints.hub import fetch, gb
+from checkpoints.folder import WEIGHTS, converted_path, is_outdated, read_json
+from checkpoints.hub import Start, fetch, gb
 from checkpoints.quantization import Quantization
-from checkpoints.weights import stored_size, write_weights
+from checkpoints.weights import DTYPES, stored_size, write_weights
 from common.errors import InputError, naming
 from common.files import replacing
 from common.reporting import reporter
-from families import distilled, ram
-from families.causal_loading import (
-    convert_with_mlx_lm,
-    fuse_with_mlx_lm,
-    is_mlx_lm_folder,
-    mlx_lm_skeleton,
-    runs_in_mlx_lm,
-)
-from families.converted import build, weights_of
+from families import causal_loading, distilled, ram
+from families.converted import build
 from families.registry import check_head, family_of
 from text.generation import FILE as GENERATION
 from text.generation import GenerationDefaults
@@ -47,24 +30,28 @@ from text.tokenizer import SOURCE_FILE
 from text.tokenizer_files import fit_tokenizer
 from transformer import EncoderDecoder
 
-MOST = 20e9  # bytes that are downloaded or converted without asking
+MAX_UNASKED = 20e9  # bytes that are downloaded or converted without asking
 
 
 @dataclass(frozen=True)
 class _Source:
-    """What is converted: the folder of a checkpoint or, for an adapter, of its base."""
+    """A checkpoint's folder or, for an adapter, its base's."""
 
     name: str
     folder: Path
     adapter: Path | None = None
     base: str = ""
 
+    def runs_in_mlx_lm(self) -> bool:
+        return causal_loading.runs_in_mlx_lm(read_json(self.folder / "config.json"))
+
     def state(self) -> dict[str, Any]:
         """What a converted folder's config.json says of it."""
-        if self.adapter is None:
-            return {"converted_from": self.name, "converted_state": state_of(self.folder)}
-        of_adapter = {"converted_from": self.name, "converted_state": state_of(self.adapter)}
-        return of_adapter | {"adapter_base": self.base, "base_state": state_of(self.folder)}
+        state = folders.state_of(self.adapter or self.folder)
+        values: dict[str, Any] = {"converted_from": self.name, "converted_state": state}
+        if self.adapter:
+            values |= {"adapter_base": self.base, "base_state": folders.state_of(self.folder)}
+        return values
 
 
 def _fetch(
@@ -72,18 +59,17 @@ def _fetch(
     revision: str | None = None,
     base: str | None = None,
     output: Path = Path(),
-    size: Callable[[Path], int | None] = lambda folder: 0,
-    start: Callable[[int], bool] = lambda size: True,
+    start: Start = lambda folder, size: 0,
 ) -> _Source:
-    """A checkpoint, or an adapter and its base, downloaded where needed. size, start: as for `fetch`."""
-    folder = fetch(model, revision, output, size, start)
-    if not is_adapter([path.name for path in folder.iterdir()]):
+    """A checkpoint, or an adapter and its base, downloaded where needed. output, start: as for `fetch`."""
+    folder = fetch(model, revision, output, start)
+    if not folders.is_adapter([path.name for path in folder.iterdir()]):
         if base:
-            raise InputError(f"{model} is no adapter: it has no {ADAPTER}")
+            raise InputError(f"{model} is no adapter: it has no {folders.ADAPTER}")
         return _Source(model, folder)
     named, revision = base_of(folder)
     try:
-        found = fetch(base or named, None if base else revision, output, size, start)
+        found = fetch(base or named, None if base else revision, output, start)
     except InputError as error:
         hint = "--model BASE --adapter-path ADAPTER takes another"
         raise InputError(f"{model} is an adapter of {base or named}: {error} ({hint})") from None
@@ -105,20 +91,20 @@ def read_config(folder: Path) -> dict:
 
 
 def converted_size(
-    folder: Path, dtype: str | None, quantization: Quantization | None = None
-) -> int | None:
+    folder: Path, dtype: str | None = None, quantization: Quantization | None = None
+) -> int:
     """Bytes of the weights once converted, computed from the folder's config.json alone: the weights may be
-    missing; None for a model that mlx-lm runs. InputError for a model that cannot be converted."""
-    if runs_in_mlx_lm(read_json(folder / "config.json")):
-        return None
+    missing; 0 for a model that mlx-lm runs. InputError for a model that cannot be converted."""
+    if _Source("", folder).runs_in_mlx_lm():
+        return 0
     model, own_dtype = skeleton(folder)
-    return stored_size(weights_of(model), dtype or own_dtype, quantization)
+    return stored_size(model, dtype or own_dtype, quantization)
 
 
 def skeleton(folder: Path) -> tuple[Any, str]:
     """The model of a config.json without its weights, and the type that conversion gives them."""
-    if runs_in_mlx_lm(read_json(folder / "config.json")):
-        return mlx_lm_skeleton(folder), "bfloat16"
+    if _Source("", folder).runs_in_mlx_lm():
+        return causal_loading.mlx_lm_skeleton(folder), "bfloat16"
     with naming(folder):
         raw = read_config(folder)
         family = family_of(raw)
@@ -148,24 +134,21 @@ def convert(
     output = output or converted_path(model)
     output.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(output.parent / f".{output.name}.lock"):  # waits for another conversion
-        if output.exists() and exist_ok and not is_outdated(output):
-            return output
-        if output.exists() and not (force or exist_ok):
-            raise InputError(f"{output} already exists; --force replaces it")
-        if output.exists() and not (output / WEIGHTS).exists() and not is_mlx_lm_folder(output):
-            raise InputError(f"{output} is not a converted model; --force does not replace it")
+        if output.exists():
+            if exist_ok and not is_outdated(output):
+                return output
+            if not (force or exist_ok):
+                raise InputError(f"{output} already exists; --force replaces it")
+            if not (output / WEIGHTS).exists() and not causal_loading.is_mlx_lm_folder(output):
+                raise InputError(f"{output} is not a converted model; --force does not replace it")
         with replacing(output) as new:
             size = partial(converted_size, dtype=dtype, quantization=quantization)
-            source = _fetch(model, revision, base, output, size)
-            if not runs_in_mlx_lm(read_json(source.folder / "config.json")):
+            source = _fetch(model, revision, base, output, lambda folder, download: size(folder))
+            if source.runs_in_mlx_lm():
+                causal_loading.convert(source.folder, source.adapter, new, dtype, quantization)
+            else:
                 new.mkdir()
                 _write(source, new, dtype, quantization)
-            elif source.adapter and (dtype or quantization):
-                raise InputError(f"{model}: mlx-lm fuses an adapter in its base's type and bits")
-            elif source.adapter:
-                fuse_with_mlx_lm(source.folder, source.adapter, new)
-            else:
-                convert_with_mlx_lm(source.folder, new, dtype or "bfloat16", quantization)
     return output
 
 
@@ -173,9 +156,8 @@ def describe(model: str, revision: str | None = None) -> list[str]:
     """What a model takes, in lines. Of one on the hub only the config.json is downloaded."""
     lines = []
 
-    def stop(size: int) -> bool:
+    def stop(folder: Path, size: int) -> None:
         lines.append(f"download: {gb(size)}")
-        return False
 
     target, dtype = skeleton(_fetch(model, revision, start=stop).folder)
     sizes = ram.needed(target, dtype)
@@ -183,8 +165,8 @@ def describe(model: str, revision: str | None = None) -> list[str]:
     for bits, size in sizes.items():
         lines.append(f"  in {bits} bits {gb(size)}, a Mac of {ram.mac_for(size)}")
     if isinstance(target, EncoderDecoder):
-        layer = distilled.own_weights(distilled.skeleton(target, [0]))
-        size = stored_size(layer, dtype, None)
+        layer = distilled.own_weights(distilled.skeleton(target, [0])).values()
+        size = sum(weight.size for weight in layer) * DTYPES[dtype].itemsize
         lines.append(f"a draft model of one layer, made by distill.py: {gb(size)} more")
     return lines
 
@@ -192,18 +174,29 @@ def describe(model: str, revision: str | None = None) -> list[str]:
 def convert_first(name: str, base: str | None = None) -> Path:
     """The folder of a checkpoint or an adapter, a folder or owner/name on the hub, that has not been converted yet: it is
     converted or, for mlx-lm, downloaded. base: as for `convert`. InputError if there is none."""
-    local = any((Path(name) / file).exists() for file in ("config.json", ADAPTER))
-    on_hub = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not Path(name).parent.exists()
     output = converted_path(name, base)
-    if not (local or on_hub) or output.exists():
-        raise missing(name)
+    if not Path(name).is_dir() and not folders.is_on_hub(name):
+        hint = "" if "/" in name else " (a name on the hub has an owner: google/flan-t5-base)"
+        raise InputError(f"no model {name!r} here{hint}")
+    if output.exists():
+        origin = read_json(output / "config.json").get("converted_from", "another model")
+        new = output.parent / "-".join(Path(name).resolve().parts[-2:])
+        raise InputError(
+            f"{output} is converted from {origin}, not from {name}; to convert that: "
+            f"python convert.py --model {name} --mlx-path {new}"
+        )
+
+    def start(folder: Path, size: int) -> int:
+        converted = converted_size(folder)
+        _ask(name, "download", size)
+        return converted
+
     output.parent.mkdir(parents=True, exist_ok=True)
-    download = partial(_wanted, name, "download")
-    source = _fetch(name, None, base, output, partial(converted_size, dtype=None), download)
-    if not source.adapter and runs_in_mlx_lm(read_json(source.folder / "config.json")):
+    source = _fetch(name, None, base, output, start)
+    if source.runs_in_mlx_lm() and not source.adapter:
         return source.folder
-    if local:
-        _wanted(name, "conversion", converted_size(source.folder, None) or 0)
+    if Path(name).is_dir():
+        _ask(name, "conversion", converted_size(source.folder))
         reporter.note(f"{name}: converting it to {output}")
     return convert(name, output, exist_ok=True, base=base)
 
@@ -212,32 +205,33 @@ def convert_again(name: str, output: Path) -> Path:
     """Convert a checkpoint that has changed since again to the folder `output`, as before; if `name` is not the
     checkpoint but the folder, only warn."""
     raw = read_json(output / "config.json")
-    origin, dtype, given = raw["converted_from"], raw["dtype"], raw.get("quantization", {})
+    origin, dtype, settings = raw["converted_from"], raw["dtype"], raw.get("quantization")
+    quantization = Quantization.from_config(settings) if settings else None
     if Path(name).resolve() == Path(origin).resolve():
-        quantization = Quantization.from_config(given) if given else None
         base = raw.get("adapter_base")
-        folder = _fetch(name, base=base).folder
-        _wanted(name, "conversion", converted_size(folder, dtype, quantization) or 0)
+        _ask(
+            name, "conversion", converted_size(_fetch(name, None, base).folder, dtype, quantization)
+        )
         reporter.note(f"{name}: it has changed: converting it again to {output}")
         return convert(name, output, dtype, exist_ok=True, quantization=quantization, base=base)
-    flags = ["--quantize"] if given else []
-    flags += [f"--q-{key.replace('_', '-')} {value}" for key, value in given.items()]
     command = f"python convert.py --model {origin} --mlx-path {output} --dtype {dtype} --force"
+    if quantization:
+        q = quantization
+        command += f" --quantize --q-mode {q.mode} --q-bits {q.bits} --q-group-size {q.group_size}"
     message = f"{output}: {origin} has changed since its conversion; to repeat it: {command}"
-    warnings.warn(" ".join([message, *flags]), stacklevel=2)
+    warnings.warn(message, stacklevel=2)
     return output
 
 
-def _wanted(name: str, task: str, size: int) -> bool:
-    """Whether to start with `size` bytes: if they are many, asks, or raises InputError if there is nobody to ask."""
-    if size <= MOST:
-        return True
+def _ask(name: str, task: str, size: int) -> None:
+    """Ask whether to start with `size` bytes, if they are many. InputError if not, or if there is nobody to ask."""
+    if size <= MAX_UNASKED:
+        return
     message = f"{name} is a {task} of {gb(size)}"
     if reporter.confirm is None:
         raise InputError(f"{message}; to start it: python convert.py --model {name}")
     if not reporter.confirm(f"{message}. Start it?"):
         raise InputError(f"the {task} of {name} is not started; smaller models: docs/models.md")
-    return True
 
 
 def _note(dtype: str) -> str | None:
@@ -262,17 +256,13 @@ def _write(
     with naming(named):
         raw = read_config(folder)
         family = family_of(raw)
-        stored = open_checkpoint(folder)
+        stored = folders.open_checkpoint(folder)
         if source.adapter:
             with naming(Path(source.base)):
                 stored, raw = merge(source.adapter, stored, raw)
         tensors = family.rename(stored)
         config = family.config.from_hub(raw, tensors)
         model = build(family, config, tensors)
-        if raw.get("feed_forward_proj") == "gelu" and config.to_dict().get("gated"):
-            # Some copies of flan-t5-xxl have this.
-            note = "config.json says gelu, but the weights are gated: using gated-gelu"
-            warnings.warn(f"{named}: {note}", stacklevel=2)
         if dtype is None:
             dtype = family.dtype
             note = _note(dtype)
@@ -284,7 +274,7 @@ def _write(
         if (output / SOURCE_FILE).exists():
             fit_tokenizer(output, model.source_vocab_size, SOURCE_FILE)
         GenerationDefaults.load(folder)
-    write_weights(output / WEIGHTS, tensors, dtype, quantization)
+    write_weights(output / WEIGHTS, tensors, dtype, model, quantization)
     if source.state() != state:
         raise InputError(f"{named} has changed while it was read: is it being written?")
     values = raw | config.to_dict() | {"dtype": dtype} | state

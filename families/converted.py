@@ -35,12 +35,7 @@ def build(
     those that are missing, unknown or mis-shaped."""
     model = family.model(config)
     if quantization:
-
-        def covered(name: str, module: nn.Module) -> bool:
-            weight = module.get("weight")
-            return weight is not None and quantization.covers(name, weight.shape)
-
-        nn.quantize(model, **vars(quantization), class_predicate=covered)
+        nn.quantize(model, **vars(quantization), class_predicate=quantization.covers)
     try:
         model.load_weights([(name, mx.zeros(weight.shape)) for name, weight in weights.items()])
     except (ValueError, OverflowError) as error:

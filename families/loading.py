@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 from tokenizers import Tokenizer
 
-from checkpoints.folder import WEIGHTS, converted, converted_path, is_outdated, read_json
+from checkpoints.folder import WEIGHTS, converted, is_outdated, read_json
 from distributed.ranks import Ranks
 from families import causal_loading, conversion
 from families.converted import load_converted
@@ -14,24 +14,14 @@ from families.distilled import Distilled
 from families.registry import model_type
 
 
-def find(name: str) -> Path:
+def find(name: str, base: str | None = None) -> Path:
     """The folder that a user means: a converted one or one for mlx-lm, by its path or its name under mlx_models/, or a
     checkpoint, a folder or owner/name on the hub, which is converted on first use, and a folder again when it has
-    changed. InputError if there is none."""
-    path = converted(name)
-    if path is None or is_outdated(path):
-        if path is not None:
-            return conversion.convert_again(name, path)
-        path = causal_loading.find_mlx_lm_folder(name) or conversion.convert_first(name)
-    return path
-
-
-def find_adapted(adapter: str, base: str) -> Path:
-    """The converted folder of an adapter that is merged into this base; it is converted on first use. InputError as for `find`."""
-    path = converted_path(adapter, base)
-    if not path.exists():
-        return conversion.convert_first(adapter, base)
-    return conversion.convert_again(adapter, path) if is_outdated(path) else path
+    changed. base: the model that an adapter of this name is merged into. InputError if there is none."""
+    path = converted(name, base)
+    if path is None:
+        return causal_loading.find_mlx_lm_folder(name, base) or conversion.convert_first(name, base)
+    return conversion.convert_again(name, path) if is_outdated(path) else path
 
 
 def load(

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten
 
 from checkpoints.folder import read_json
 from checkpoints.hub import gb
@@ -94,13 +93,12 @@ def needed(model: Any, dtype: str) -> dict[int, int]:
 
     Nothing is computed: MLX knows the shape of what it has yet to compute.
     """
-    weights: dict[str, Any] = dict(tree_flatten(model.parameters()))
     model.set_dtype(getattr(mx, dtype))
     batch = _full_cache(model)
     by_bits = {}
     for bits in (16, 8, 4):
         quantization = Quantization(bits=bits) if bits < 16 else None
-        by_bits[bits] = batch + stored_size(weights, dtype, quantization)
+        by_bits[bits] = batch + stored_size(model, dtype, quantization)
     return by_bits
 
 

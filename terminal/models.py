@@ -13,7 +13,7 @@ from decoder import Options, SpeculativeDecoder, load
 from demo.pair import demo_model
 from distillation.learning import Learner, draft_folder
 from distributed.ranks import ALONE, Ranks
-from families.loading import find, find_adapted
+from families.loading import find
 from speech.transcriber import Transcriber
 from terminal.cli import note_types
 from terminal.flags import read_draft_vocabulary, read_memory
@@ -23,7 +23,7 @@ from text.generation import GenerationDefaults
 def merge_adapter(args: argparse.Namespace) -> None:
     """Put the folder in which --adapter-path is merged into --model in place of the model."""
     if args.adapter_path:
-        args.model = str(find_adapted(args.adapter_path, args.model))
+        args.model = str(find(args.adapter_path, args.model))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from checkpoints.tensors import to_mlx
 from common.errors import InputError
 from families.conversion import convert
 from families.converted import build
-from families.loading import find, find_adapted, load
+from families.loading import find, load
 from families.registry import family_of
 from families.whisper import Window
 
@@ -125,7 +125,7 @@ def test_an_adapter_is_converted_on_first_use_and_again_when_it_or_its_base_chan
         find("adapter")
         assert (folder / "weights.npz").stat().st_mtime_ns > before
     shutil.copytree("base", "other")
-    assert find_adapted("adapter", "other") == Path("mlx_models/other-adapter")
+    assert find("adapter", "other") == Path("mlx_models/other-adapter")
 
 
 def test_bin_files_and_a_tokenizer_of_its_own(t5):

@@ -22,6 +22,7 @@ import convert
 import main
 from checkpoints.quantization import Quantization
 from common.errors import InputError
+from common.reporting import reporter
 from families import causal_loading
 from families.causal_loading import find_mlx_lm_folder, is_mlx_lm_folder
 from speculative.drafting import PromptLookup
@@ -216,6 +217,7 @@ def test_the_commands_take_a_decoder_only_pair(tmp_path, monkeypatch, capsys):
     expected = mlx_lm.generate(lm, chat, tokens, max_tokens=12) + "\n"
     for drafting in (["--num-draft", "0"], ["--draft-model", "draft"], ["--lookup"]):
         assert written("-p", "the cat sat", *drafting) == expected
+    monkeypatch.setattr(reporter, "note", lambda line: print(line, file=sys.stderr))
     Path("p.txt").write_text("the cat sat\n" + "the cat " * 300 + "\nthe cat sat\n")
     with pytest.raises(InputError, match="1 of 3 lines have no answer"):
         written("--prompt-file", "p.txt")

@@ -136,7 +136,7 @@ def test_default_output_is_found_by_any_name_of_the_model(tmp_path, monkeypatch)
     assert Path("mlx_models/small-model/weights.npz").stat().st_mtime_ns == made
     with pytest.raises(InputError, match="mlx_models/small-model is converted from org/small-mod"):
         load("other/small-model")
-    monkeypatch.setattr(conversion, "MOST", 1000)
+    monkeypatch.setattr(conversion, "MAX_UNASKED", 1000)
     with pytest.raises(InputError, match=r"big is a conversion of .* GB; to start it: python conv"):
         load("big")
     monkeypatch.chdir("org/small-model")

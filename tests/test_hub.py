@@ -298,7 +298,7 @@ def test_room_is_checked_before_the_download(hub, cache, tmp_path, monkeypatch):
     hub.sizes[SAFE] = 45_200_000_000
     usage(monkeypatch, 30_000_000_000)
     with pytest.raises(InputError) as caught:
-        fetch(MODEL, None, tmp_path / "out", lambda folder: 22_600_000_000)
+        fetch(MODEL, None, tmp_path / "out", lambda *args: 22_600_000_000)
     assert str(caught.value) == (
         f"{MODEL} needs 45.20 GB for the download and 22.60 GB converted, but {cache} "
         "has 30.00 GB free (move the cache with HF_HOME, the result with --mlx-path)"
@@ -314,9 +314,9 @@ def test_room_is_what_is_still_missing(hub, cache, tmp_path, monkeypatch):
     missing = len(WEIGHTS) - 1_000_000
     usage(monkeypatch, missing + 499)
     with pytest.raises(InputError, match="needs"):
-        fetch(MODEL, None, tmp_path, lambda folder: 500)
+        fetch(MODEL, None, tmp_path, lambda *args: 500)
     usage(monkeypatch, missing + 500)
-    fetch(MODEL, None, tmp_path, lambda folder: 500)
+    fetch(MODEL, None, tmp_path, lambda *args: 500)
 
 
 def test_a_disk_that_fills_up_on_the_way(hub, cache, monkeypatch):
