@@ -29,6 +29,7 @@ from common.errors import InputError
 from decoder import Options, load
 from demo.examples import KINDS, SHORT_KINDS, examples
 from demo.widen import CAUSAL_SHAPES, SHAPES
+from speculative.options import DRAFT
 from terminal import cli
 from terminal.flags import add_shared, check_models, reading
 from terminal.models import merge_adapter
@@ -43,7 +44,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         prog="benchmark.py", description="Measure plain and speculative decoding on this machine."
     )
     flag = parser.add_argument
-    number: Any = reading("num_draft")
+    number: Any = reading(DRAFT)
     number |= dict(nargs="+", default=[*range(1, 9), "auto"])
     # fmt: off
     flag("--check", action="store_true", help="check this machine; it goes with no other flag")

@@ -24,7 +24,7 @@ from terminal.chat import chat
 from terminal.display import Display, to_json
 from terminal.flags import (
     MODELS,
-    add_decoding_options,
+    add_options,
     add_shared,
     check_apart,
     check_models,
@@ -82,7 +82,7 @@ def parse_args(argv: list[str] | None = None):
     flag("--chat", action="store_true",
          help="answer prompts typed on the terminal; a model with a chat template keeps the conversation")
     add_shared(parser, "--memory", "--memory-append", "--prefix-cache")
-    add_decoding_options(parser)
+    add_options(parser)
     flag("--system-prompt", metavar="TEXT", help="system prompt, for a model with a chat template")
     flag("--ignore-chat-template", action="store_true",
          help="do not put the prompt into the model's chat template")

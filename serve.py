@@ -28,7 +28,7 @@ from speech.transcriber import Transcriber, is_speech
 from terminal import cli
 from terminal.flags import (
     MODELS,
-    add_decoding_options,
+    add_options,
     add_shared,
     check_models,
     options_of,
@@ -117,7 +117,7 @@ def parse_args(argv: list[str] | None = None):
     parser.add_argument("--verbose", action="store_true", help="log requests to stderr")
     parser.epilog = "The decoding options are defaults; a request may set its own. No beam search."
     add_shared(parser, "--memory")
-    add_decoding_options(parser)
+    add_options(parser)
     args = parser.parse_args(argv)
     check_models(args, parser)
     if args.api_key == "":

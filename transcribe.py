@@ -16,24 +16,21 @@ from common.reporting import reporter
 from decoder import BATCH_SIZE
 from demo.pair import demo_model
 from distributed.ranks import session
-from speculative.options import DECLARED
 from speech.formats import FORMATS
 from speech.options import TranscribeOptions
 from speech.outputs import Output
 from speech.reference import Part, parse
 from speech.transcriber import Transcriber
 from terminal import cli
-from terminal.flags import add_shared, check_apart, check_models, note_unused, reading
+from terminal.flags import add_shared, check_apart, check_models, note_unused
 from terminal.models import distill_while_decoding, merge_adapter, note_learned
 from terminal.speech_flags import (
-    Switch,
     add_transcript_flags,
-    check_words,
     layout_of,
-    of_kind,
+    options_of,
     unused,
 )
-from terminal.transcripts import transcribe_files, transcribe_live
+from terminal.transcripts import AudioFiles, transcribe_live
 
 STDIN, MICROPHONE = "-", "microphone"
 
@@ -52,8 +49,6 @@ def parse_args(argv: list[str] | None = None):
     flag("--device", type=cli.name,
          help="the microphone of --live: its name, a part of that, or its number (default: the system's)")
     add_shared(parser, "--model", "--adapter-path", "--draft-model", "--distill")
-    flag("--num-draft", default="auto", **reading("num_draft"),
-         help=f"{DECLARED['num_draft'].help} (default: auto)")
     flag("--batch-size", type=cli.positive, default=BATCH_SIZE, metavar="N",
          help="files to transcribe in one batch (default: %(default)s)")
     flag("--audio-track", metavar="TRACK",
@@ -70,8 +65,9 @@ def parse_args(argv: list[str] | None = None):
     flag("--force", action="store_true", help="replace files that exist")
     flag("--resume", action="store_true",
          help="go on with a run that was interrupted: pass over what has its files")
-    flag("--verbose", action=Switch, default=False, help="print statistics to stderr at the end")
-    flag("--fp16", help=argparse.SUPPRESS)  # mlx_whisper's
+    flag("--verbose", action=argparse.BooleanOptionalAction, default=False, help="print statistics to stderr at the end")
+    for name in ("--fp16", "--hallucination-silence-threshold"):  # mlx_whisper's
+        flag(name, help=argparse.SUPPRESS)
     # fmt: on
     args = parser.parse_with_files(argv)
     if args.live:
@@ -84,7 +80,6 @@ def parse_args(argv: list[str] | None = None):
         parser.error("the following arguments are required: FILE")
     if args.reference and len(args.audio) > 1:
         parser.error("--reference is for one audio file")
-    check_words(args, parser)
     check_models(args, parser)
     if args.distill is not None and args.live:
         parser.error("--distill learns from files: it goes without --live")
@@ -144,12 +139,12 @@ def note_long_prompt(transcriber: Transcriber, options: TranscribeOptions) -> No
 
 
 def run_command(args: argparse.Namespace) -> None:
-    values = of_kind(args, TranscribeOptions)
-    values["reference"] = read_reference(args.reference) if args.reference else ()
-    needs_silence = args.output_format in ("json", "all")
-    options = TranscribeOptions(**values, no_speech_probs=needs_silence)
-    layout = layout_of(args)
-    output = Output(args.output_format, args.output_dir, layout, args.force, args.resume)
+    options = options_of(
+        args,
+        reference=read_reference(args.reference) if args.reference else (),
+        no_speech_probs=args.output_format in ("json", "all"),
+    )
+    output = Output(args.output_format, args.output_dir, layout_of(args), args.force, args.resume)
     names = file_names(args.audio, args.output_name, output)
     missing = missing_files(args, output, names)
     if not missing:
@@ -160,8 +155,8 @@ def run_command(args: argparse.Namespace) -> None:
     if model is None:
         model = demo_model("speech/target")
         draft_model = demo_model("speech/draft")
-    distills = args.distill is not None and args.num_draft
-    transcriber = Transcriber(model, draft_model if args.num_draft and not distills else None)
+    distills = args.distill is not None and options.num_draft
+    transcriber = Transcriber(model, draft_model if options.num_draft and not distills else None)
     if distills:
         distill_while_decoding(transcriber, args.distill)
     cli.note_types(transcriber.model, transcriber.decoder.draft_model)
@@ -172,9 +167,8 @@ def run_command(args: argparse.Namespace) -> None:
         return
     sources = [args.audio[i] for i in missing]
     names = [names[i] for i in missing]
-    batch_size = args.batch_size
-    track = args.audio_track
-    transcribe_files(transcriber, sources, options, output, names, batch_size, track, args.verbose)
+    files = AudioFiles(transcriber, sources, options, output, names, args.audio_track)
+    files.transcribe(args.batch_size, args.verbose)
     note_learned(transcriber.decoder)
 
 

@@ -95,7 +95,7 @@ def parse_args(argv: list[str] | None = None):
         action="store_true",
         help="use the memory's text of the same sentence or passage as it is",
     )
-    flags.add_decoding_options(parser, without=("logprobs", "num_samples", "reference", "stop"))
+    flags.add_options(parser, without=("logprobs", "num_samples", "reference", "stop"))
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
     args = parser.parse_with_files(argv)
     flags.check_models(args, parser)

@@ -101,11 +101,10 @@ def texts_from_audio(
         if not row.options.temp and len(row.generated) > 1:  # no retry, no language to detect
             texts.append(TrainingText.from_row(row))
 
-    sounds = [lambda file=file: (audio.read(file), lambda *_: None) for file in files]
+    options = TranscribeOptions()
+    sounds = [lambda file=file: transcriber.task(audio.read(file), options) for file in files]
     with reporter.bar("transcribing", len(sounds), "file", 0) as advance:
-        for number, result in transcriber.transcribe_all(
-            sounds, TranscribeOptions(), batch_size, on_row=add
-        ):
+        for number, result in transcriber.transcribe_all(sounds, options, batch_size, add):
             if isinstance(result, InputError):
                 reporter.note(f"{files[number]}: {result}")
             advance(1)

@@ -1,6 +1,6 @@
 """Whisper in MLX (Radford et al. 2022, arXiv 2212.04356), and distil-Whisper (Gandhi et al. 2023, arXiv 2311.00430).
 
-A prompt is a `Window` of sound. It holds what encoders have made of it, so a draft model with the target's encoder never
+A prompt is a `SoundPrompt` of sound. It holds what encoders have made of it, so a draft model with the target's encoder never
 runs it again.
 Shapes: B rows, F frames of a window, S encoder positions (F / 2), T new tokens, V vocabulary.
 """
@@ -68,7 +68,7 @@ class Config(BaseConfig):
         )
 
 
-class Window(list[int]):
+class SoundPrompt(list[int]):
     """A prompt: the number of a window of sound, with its features [F, bins] and what encoders have made of them."""
 
     def __init__(self, features: np.ndarray):
@@ -77,7 +77,7 @@ class Window(list[int]):
         self.encoded: dict[int, mx.array] = {}  # by encoder
 
 
-def encode(windows: Sequence[Window], encoder: "Encoder") -> mx.array:
+def encode(windows: Sequence[SoundPrompt], encoder: "Encoder") -> mx.array:
     """The encodings of windows, [B, S, d_model]; the encoder runs only for those it has not seen."""
     key = id(encoder)
     missing = [window for window in windows if key not in window.encoded]
@@ -162,12 +162,12 @@ class Whisper(EncoderDecoder):
         """Raise InputError: speech/rules.py gives a text its first tokens."""
         raise InputError("this model transcribes audio: use transcribe.py, or a server's /v1/audio")
 
-    def blank_prompt(self, size: int) -> Window:
+    def blank_prompt(self, size: int) -> SoundPrompt:
         """A window of silence."""
         config = self.config
-        return Window(np.zeros((config.frames, config.num_mel_bins), np.float32))
+        return SoundPrompt(np.zeros((config.frames, config.num_mel_bins), np.float32))
 
-    def start(self, prompts: Sequence[Window]) -> CrossCache:  # type: ignore[override]
+    def start(self, prompts: Sequence[SoundPrompt]) -> CrossCache:  # type: ignore[override]
         """Encode the windows, and project their keys and values."""
         encoded = encode(prompts, self.encoder)
         return self.attend_to(encoded, np.ones(encoded.shape[:2], bool))

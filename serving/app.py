@@ -84,7 +84,7 @@ class Api:
     def app(self) -> Starlette:
         post = partial(Route, methods=["POST"])
         speech = Speech(self.transcriber, self.engine, self.gate, self.limits)
-        realtime = Realtime(self.transcriber, self.engine, self.gate, self.limits)
+        realtime = Realtime(speech)
         translations = Translations(self.engine, self.gate, self.limits)
         routes = [
             Route("/models", self.models),

@@ -2,6 +2,7 @@
 
 import string
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -10,7 +11,7 @@ from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from common.errors import InputError
@@ -20,16 +21,14 @@ from serving.engine import Engine, Refused
 from serving.gate import Gate, Limits
 from serving.transport import event_of, form_of, read_body, stream_of, while_there, working
 from speculative.row import Stats
-from speculative.tasks import Ended
+from speculative.tasks import Ended, Task
 from speech.audio import check_length, decoded
-from speech.formats import FORMATS, Layout
-from speech.options import TranscribeOptions
+from speech.formats import FORMATS
+from speech.options import AFTER, BEFORE, Layout, TranscribeOptions
 from speech.reference import parse
 from speech.rules import TASKS
 from speech.segments import Segment, Transcript
 from speech.transcriber import Transcriber
-from speech.transcript import Sound
-from speech.words import AFTER, BEFORE
 
 OPENAI_NAMES = (  # of models, by which clients call a speech model
     *("whisper-1", "gpt-4o-transcribe", "gpt-4o-mini-transcribe", "gpt-realtime-whisper"),
@@ -37,7 +36,10 @@ OPENAI_NAMES = (  # of models, by which clients call a speech model
     *("whisper-large-v3", "whisper-large-v3-turbo", "distil-whisper-large-v3-en"),
 )
 _MARKS = string.whitespace + BEFORE + AFTER  # around words, of which OpenAI's have none
-_LISTS = ("timestamp_granularities", "include")
+_SAME = {  # fields that are options of the same name
+    *("language", "temperature", "best_of", "hotwords", "condition_on_previous_text"),
+}
+_UNUSED = ("chunking_strategy", "include", "user", "temperature_inc", "no_timestamps")
 Part = tuple[Segment, Stats] | Transcript
 
 
@@ -63,22 +65,13 @@ class _Request(BaseModel):
     best_of: int = 5
     translate: bool = False
     origins: bool = False
-    chunking_strategy: Any = None
-    include: Any = None
-    user: Any = None
-    temperature_inc: Any = None
-    no_timestamps: Any = None
 
     def options(self, task: str, num_draft: int | str) -> TranscribeOptions:
         return TranscribeOptions(
-            language=self.language,
+            **self.model_dump(include=_SAME),
             task=TASKS[1] if self.translate else task,
-            temperature=self.temperature,
-            best_of=self.best_of,
             initial_prompt=self.prompt,
-            hotwords=self.hotwords,
             reference=parse(self.reference) if self.reference else (),
-            condition_on_previous_text=self.condition_on_previous_text,
             num_draft=num_draft,
             vad=self.vad_filter,
             word_timestamps=self.word_timestamps or "word" in self.timestamp_granularities,
@@ -86,39 +79,39 @@ class _Request(BaseModel):
         )
 
 
+@dataclass
 class Speech:
     """Answers audio requests; without a transcriber, with an error."""
 
-    def __init__(
-        self,
-        transcriber: Transcriber | None,
-        engine: Engine,
-        gate: Gate,
-        limits: Limits,
-    ):
-        self._transcriber = transcriber
-        self._engine = engine
-        self._gate = gate
-        self._limits = limits
+    transcriber: Transcriber | None
+    engine: Engine
+    gate: Gate
+    limits: Limits
+
+    def __post_init__(self):
         # One sound is read at a time, because an hour takes 0.8 GB meanwhile, and few are held.
-        self._places, self._reading = Semaphore(engine.batch_size), CapacityLimiter(1)
+        self._places, self._reading = Semaphore(self.engine.batch_size), CapacityLimiter(1)
+
+    def admit(self, request: HTTPConnection, key: str = "") -> Transcriber:
+        """Who transcribes for a request. Errors: as the gate's, and InputError without a transcriber."""
+        self.gate.authorize(request, key=key)
+        self.gate.check_origin(request)
+        if self.transcriber is None:
+            raise InputError("this model reads text, not audio")
+        return self.transcriber
 
     async def answer(self, request: Request, task: str) -> Response:
-        self._gate.authorize(request)
-        self._gate.check_origin(request)
-        if self._transcriber is None:
-            raise InputError("this model reads text, not audio")
-        wanted = await _request(request, self._limits)
-        self._gate.check_model(wanted.model)
-        options = wanted.options(task, self._engine.options.num_draft)
-        options = self._transcriber.resolve(options)
+        transcriber = self.admit(request)
+        wanted = await _request(request, self.limits)
+        self.gate.check_model(wanted.model)
+        options = wanted.options(task, self.engine.options.num_draft)
+        transcriber.resolve(options)
         kind = wanted.response_format
         async with while_there(request):
-            parts = self._parts(wanted, options)
+            parts = self._parts(transcriber, wanted, options)
             if wanted.stream:
-                return await stream_of(
-                    request, parts, partial(self._events, origins=wanted.origins)
-                )
+                shown = transcriber if wanted.origins else None
+                return await stream_of(request, parts, partial(_events, transcriber=shown))
             *_, transcript = [part async for part in parts]
         assert isinstance(transcript, Transcript)
         if kind == "text":
@@ -129,61 +122,63 @@ class Speech:
         body = await run_in_threadpool(_body, transcript, options.task, kind == "verbose_json")
         return JSONResponse(body)
 
-    async def _parts(self, wanted: _Request, options: TranscribeOptions) -> AsyncGenerator[Part]:
+    async def _parts(
+        self, transcriber: Transcriber, wanted: _Request, options: TranscribeOptions
+    ) -> AsyncGenerator[Part]:
         """Each segment of a sound, once there is a place for it, and the whole transcript."""
-        segments = list[Part]()
-        if self._places.statistics().tasks_waiting >= self._engine.queue_size:
+        if self._places.statistics().tasks_waiting >= self.engine.queue_size:
             raise Refused("too many audio files are waiting; try again later")
+        parts = list[Part]()
+
+        def on_window(added: Sequence[Segment], seconds: float, stats: Stats) -> None:
+            parts.extend((segment, stats) for segment in added)
+
+        def open_sound() -> Task:
+            samples = decoded(wanted.file.file, lambda line: None, self._check, wanted.audio_track)
+            return transcriber.task(samples, options, on_window)
+
         async with self._places:
-            sound = await to_thread.run_sync(
-                self._open, wanted, options, segments, limiter=self._reading
-            )
-            async for step in working(self._engine, sound.steps(), is_begun=True):
-                for part in segments:
+            task = await to_thread.run_sync(open_sound, limiter=self._reading)
+            async for step in working(self.engine, task, is_begun=True):
+                for part in parts:
                     yield part
-                segments.clear()
+                parts.clear()
                 if isinstance(step, Ended):
                     yield step.result
 
-    def _open(self, wanted: _Request, options: TranscribeOptions, segments: list[Part]) -> Sound:
-        """The sound, which adds its segments to `segments`. InputError for a file without sound."""
-        assert self._transcriber
+    def _check(self, seconds: float) -> None:
+        """Raise an error if nobody waits for a sound that is being read, or it is too long."""
+        from_thread.check_cancelled()
+        self.engine.check()
+        check_length(seconds, self.limits.seconds)
 
-        def check(seconds: float) -> None:
-            from_thread.check_cancelled()
-            self._engine.check()
-            check_length(seconds, self._limits.seconds)
 
-        def on_window(added: Sequence[Segment], seconds: float, stats: Stats) -> None:
-            segments.extend((segment, stats) for segment in added)
+async def _events(
+    parts: AsyncIterator[Part], transcriber: Transcriber | None
+) -> AsyncIterator[str]:
+    """A delta for each segment, and the whole text. transcriber: whose tokens' origins are told; None: they are not"""
+    async for part in parts:
+        yield _event(part, transcriber)
 
-        file = wanted.file.file
-        samples = decoded(file, lambda line: None, check, wanted.audio_track)
-        return self._transcriber.sound(samples, options, on_window)
 
-    async def _events(self, parts: AsyncIterator[Part], origins: bool) -> AsyncIterator[str]:
-        """A delta for each segment, and the whole text."""
-        async for part in parts:
-            yield self._event(part, origins)
+def _event(part: Part, transcriber: Transcriber | None) -> str:
+    if isinstance(part, Transcript):
+        about = {"text": part.text.strip(), "usage": _usage(part)}
+        return event_of({"type": "transcript.text.done", **about})
+    segment, stats = part
+    event: dict[str, Any] = {"type": "transcript.text.delta", "delta": segment.text}
+    if transcriber:
+        counts = {"tokens": stats.tokens, **stats.drafting}
+        event |= {"origins": _origins(segment, transcriber), "stats": counts}
+    return event_of(event)
 
-    def _event(self, part: Part, origins: bool) -> str:
-        if isinstance(part, Transcript):
-            about = {"text": part.text.strip(), "usage": _usage(part)}
-            return event_of({"type": "transcript.text.done", **about})
-        segment, stats = part
-        event: dict[str, Any] = {"type": "transcript.text.delta", "delta": segment.text}
-        if origins:
-            counts = {"tokens": stats.tokens, **stats.drafting}
-            event |= {"origins": self._origins(segment), "stats": counts}
-        return event_of(event)
 
-    def _origins(self, segment: Segment) -> list[tuple[str, str]]:
-        """The pieces of a segment's text, and where each comes from."""
-        assert self._transcriber
-        is_text = self._transcriber.special.is_text
-        piece = answers.pieces(self._transcriber.tokenizer, ())
-        pairs = zip(segment.tokens, segment.origins, strict=True)
-        return [(piece(t, False)[0] if is_text(t) else "", origin) for t, origin in pairs]
+def _origins(segment: Segment, transcriber: Transcriber) -> list[tuple[str, str]]:
+    """The pieces of a segment's text, and where each comes from."""
+    is_text = transcriber.special.is_text
+    piece = answers.pieces(transcriber.tokenizer, ())
+    pairs = zip(segment.tokens, segment.origins, strict=True)
+    return [(piece(t, False)[0] if is_text(t) else "", origin) for t, origin in pairs]
 
 
 async def _request(request: Request, limits: Limits) -> _Request:
@@ -193,9 +188,13 @@ async def _request(request: Request, limits: Limits) -> _Request:
     form = await form_of(request, await read_body(request, limits.upload, limits.upload_seconds))
     fields = dict[str, Any]()
     for name, value in form.multi_items():
-        if value != "":  # clients send fields without a value
-            fields.setdefault(name.removesuffix("[]"), []).append(value)
-    fields = {name: x if name in _LISTS else x[-1] for name, x in fields.items()}
+        name = name.removesuffix("[]")
+        if value == "" or name in _UNUSED:  # clients send fields without a value
+            continue
+        if name == "timestamp_granularities":
+            fields.setdefault(name, []).append(value)
+        else:
+            fields[name] = value
     return validated(fields, _Request)
 
 

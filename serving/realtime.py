@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal
 
 import anyio
 import numpy as np
-from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from common.errors import InputError
+from serving.audio import Speech
 from serving.bodies import parse, validated
-from serving.engine import Engine, Refused
-from serving.gate import Gate, Limits
+from serving.engine import Refused
 from serving.transport import ERRORS, error_body, failure_of, working
 from speech.audio import check_length, from_ulaw, resampler
 from speech.live import PAUSE, Heard
@@ -66,14 +66,10 @@ class _Turns(BaseModel):
 
 
 class _Input(BaseModel):
-    """How sound comes and becomes items. The longer names are those of the API's beta; other fields have no effect."""
+    """How sound comes and becomes items. Other fields have no effect."""
 
-    format: Annotated[_Format, BeforeValidator(lambda form: _BETA.get(str(form), form))] = Field(
-        _Format(), validation_alias=AliasChoices("format", "input_audio_format")
-    )
-    transcription: _Model = Field(
-        _Model(), validation_alias=AliasChoices("transcription", "input_audio_transcription")
-    )
+    format: Annotated[_Format, BeforeValidator(lambda form: _BETA.get(str(form), form))] = _Format()
+    transcription: _Model = _Model()
     turn_detection: _Turns | None = _Turns()
 
 
@@ -83,10 +79,12 @@ class _Session(BaseModel):
     type: Literal["transcription"] = "transcription"
 
     def settings(self) -> Iterator[dict[str, Any]]:
-        """Each one alone, so that one that is refused does not take the others along."""
+        """Each one alone, so that one that is refused does not take the others along. The longer names are those of the
+        API's beta."""
         given = self.audio["input"] if self.audio else self.model_extra or {}
-        for name, value in given.items():
-            if name.endswith("transcription") and isinstance(value, dict):
+        for long_name, value in given.items():
+            name = long_name.removeprefix("input_audio_")
+            if name == "transcription" and isinstance(value, dict):
                 yield from ({name: {key: each}} for key, each in value.items())
             elif value is not None or name == "turn_detection":
                 yield {name: value}
@@ -110,30 +108,19 @@ class _Item:
 class Realtime:
     """Answers WebSockets; without a transcriber, with an error."""
 
-    def __init__(
-        self,
-        transcriber: Transcriber | None,
-        engine: Engine,
-        gate: Gate,
-        limits: Limits,
-    ):
-        self.transcriber = transcriber
-        self.engine = engine
-        self.gate = gate
-        self.limits = limits
+    def __init__(self, speech: Speech):
+        self.speech = speech
         self._sessions = 0
 
     async def answer(self, socket: WebSocket) -> None:
         protocols = socket.scope["subprotocols"]  # where browsers send the key
         keys = [each.removeprefix(_KEY) for each in protocols if each.startswith(_KEY)]
-        self.gate.authorize(socket, key="".join(keys))
-        self.gate.check_origin(socket)
-        if self.transcriber is None:
-            raise InputError("this model reads text, not audio")
-        self.gate.check_model(socket.query_params.get("model"))
-        if self._sessions >= self.engine.queue_size or self.engine.closed:
+        transcriber = self.speech.admit(socket, "".join(keys))
+        self.speech.gate.check_model(socket.query_params.get("model"))
+        engine = self.speech.engine
+        if self._sessions >= engine.queue_size or engine.closed:
             raise Refused("too many sessions are open; try again later")
-        client = _Client(self, self.transcriber, socket)
+        client = _Client(self.speech, transcriber, socket)
         await socket.accept("realtime" if "realtime" in protocols else None)
         self._sessions += 1
         try:
@@ -151,8 +138,8 @@ class _Client:
     """A client's sound, and the items that it becomes: what lies between two pauses or, without turn detection, between
     two commits."""
 
-    def __init__(self, server: Realtime, transcriber: Transcriber, socket: WebSocket):
-        self._server, self._transcriber, self._socket = server, transcriber, socket
+    def __init__(self, speech: Speech, transcriber: Transcriber, socket: WebSocket):
+        self._speech, self._transcriber, self._socket = speech, transcriber, socket
         self._id = _new("sess")
         self._events: list[str] = []  # that wait
         self._arrived = asyncio.Event()
@@ -168,24 +155,25 @@ class _Client:
     def _options(self, given: _Input) -> TranscribeOptions:
         """Raises HTTPException or InputError for what the model or the server lacks."""
         wanted = given.transcription
-        self._server.gate.check_model(wanted.model)
+        self._speech.gate.check_model(wanted.model)
         options = TranscribeOptions(
             language=wanted.language,
             initial_prompt=wanted.prompt or "",
             carry_initial_prompt=True,
             condition_on_previous_text=wanted.condition_on_previous_text,
-            num_draft=self._server.engine.options.num_draft,
+            num_draft=self._speech.engine.options.num_draft,
         )
         return self._transcriber.resolve(options)
 
     def _change(self, setting: dict[str, Any]) -> None:
         """Go on with another setting. Errors: as `_options`"""
-        given = validated(setting, _Input)
-        changes = {name: getattr(given, name) for name in given.model_fields_set}
-        if "transcription" in changes:
-            fields = changes["transcription"].model_dump(exclude_unset=True)
-            changes["transcription"] = self._input.transcription.model_copy(update=fields)
-        new = self._input.model_copy(update=changes)
+        changed = self._input.model_dump() | setting
+        if isinstance(setting.get("transcription"), dict):
+            changed["transcription"] = {
+                **self._input.transcription.model_dump(),
+                **setting["transcription"],
+            }
+        new = validated(changed, _Input)
         options = self._options(new)
         if new.format != self._input.format:
             self._samples = new.format.reader()
@@ -265,14 +253,14 @@ class _Client:
         except ValueError as error:
             raise InputError(f"audio is not in base64 or not of its format: {error}") from None
         try:
-            check_length(self._live.seconds, self._server.limits.seconds)
+            check_length(self._live.seconds, self._speech.limits.seconds)
         except InputError as error:
             await self._advance(is_end=True)
             await self._refuse(error, event)
             await self._socket.close(1008, str(error))
 
     async def _advance(self, is_end: bool = False) -> None:
-        async for _ in working(self._server.engine, self._live.advance(is_end), is_begun=True):
+        async for _ in working(self._speech.engine, self._live.advance(is_end), is_begun=True):
             for heard in self._heard:
                 await self._tell(heard)
             self._heard.clear()

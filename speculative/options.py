@@ -32,6 +32,7 @@ class Values:
     metavar: str | None = None
     choices: tuple[str, ...] = ()
     max_value: int = MAX_NUMBER  # of whole numbers
+    read: Callable[[str], Any] | None = None  # from a flag's text; None: by the kind
 
 
 class OptionError(InputError):
@@ -326,10 +327,7 @@ class Options:
     )
 
     def __post_init__(self):
-        for name, declared in DECLARED.items():
-            value = getattr(self, name)
-            if value is not DEFAULTS[name] and not declared.values.accepts(value):
-                raise OptionError(name, value, declared.values)
+        check_values(self)
         if self.delta and self.temp and self.rule != "token":
             raise InputError(f"delta works only with the acceptance rule token, not {self.rule}")
         forms = [name for name in FORMS if getattr(self, name) is not None]
@@ -376,5 +374,18 @@ class Options:
         return self.acceptance or ("token" if self.delta else DEFAULT_RULE)
 
 
-DECLARED: dict[str, Declared] = {f.name: f.metadata["declared"] for f in fields(Options)}
-DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Options)}
+def declared_in(kind: Any) -> dict[str, Declared]:
+    """The declarations of a dataclass's fields."""
+    return {f.name: f.metadata["declared"] for f in fields(kind) if f.metadata}
+
+
+def check_values(options: Any) -> None:
+    """Raise OptionError if a field of a dataclass has a value that its option does not accept."""
+    for field_ in fields(options):
+        value = getattr(options, field_.name)
+        declared = field_.metadata.get("declared")
+        if declared and value is not field_.default and not declared.values.accepts(value):
+            raise OptionError(field_.name, value, declared.values)
+
+
+DECLARED: dict[str, Declared] = declared_in(Options)

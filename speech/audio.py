@@ -1,9 +1,7 @@
 """Reads sound files: with PyAV, which brings FFmpeg, nearly all of them; without it 16 kHz wav."""
 
 import io
-import itertools
 import math
-import operator
 import os
 import re
 import sys
@@ -11,6 +9,8 @@ import threading
 import time
 import wave
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
@@ -32,6 +32,7 @@ _JUMP = 10  # seconds that are no hole where clocks may be set anew, as in broad
 _EARLY = 1.0  # seconds by which a sound may be shorter than its file says
 _WEAK = 0.01  # the peak of a sound so weak that its channels may cancel
 
+_WITHOUT = "can be read without PyAV: pip install -r requirements-audio.txt"
 _WAITING = 32  # pieces of standard input, of 2 s, that wait to be transcribed
 _CONTAINER = re.compile(
     rb"RIFF....WAVE|OggS|fLaC|ID3|\xff[\xf2\xf3\xfa\xfb][\x10-\xe8]|....ftyp|\x1aE\xdf\xa3|FORM....AIF",
@@ -60,8 +61,7 @@ def resampler(rate: int) -> Callable[[bytes], np.ndarray]:
     if rate == RATE:
         return pcm
     if av is None:
-        needed = "pip install -r requirements-audio.txt"
-        raise InputError(f"only {RATE} samples a second can be read without PyAV: {needed}")
+        raise InputError(f"only {RATE} samples a second {_WITHOUT}")
     made = av.AudioResampler("s16p", "mono", RATE)
 
     def resampled(data: bytes) -> np.ndarray:
@@ -92,15 +92,16 @@ def listen(source: str, pieces: SimpleQueue[Piece], device: str | None = None) -
         ) from None
     try:
         number = int(device) if device and device.isdecimal() else device
-        own = round(sounddevice.query_devices(number, "input")["default_samplerate"])
-        rate = own if av else RATE
+        rate = RATE
+        if av:
+            rate = round(sounddevice.query_devices(number, "input")["default_samplerate"])
         samples = resampler(rate)
+
+        def take(data: Any, *_: Any) -> None:
+            pieces.put(samples(bytes(data)))
+
         stream = sounddevice.RawInputStream(
-            rate,
-            device=number,
-            channels=1,
-            dtype="int16",
-            callback=lambda data, *_: pieces.put(samples(bytes(data))),
+            rate, device=number, channels=1, dtype="int16", callback=take
         )
         stream.start()
     except (sounddevice.PortAudioError, ValueError) as error:
@@ -109,18 +110,17 @@ def listen(source: str, pieces: SimpleQueue[Piece], device: str | None = None) -
 
 
 def _read_stdin(pieces: SimpleQueue[Piece]) -> None:
-    rest = b""
-    is_first = True
-    while data := os.read(sys.stdin.fileno(), 1 << 16):
-        data = rest + data
+    blocks = iter(partial(os.read, sys.stdin.fileno(), 1 << 16), b"")
+    data = next(blocks, b"")
+    if _CONTAINER.match(data):
+        ffmpeg = "ffmpeg -i FILE -f s16le -ac 1 -ar 16000 - | transcribe.py --live -"
+        pieces.put(InputError(f"standard input is an audio file, not raw PCM: use {ffmpeg}"))
+        return
+    for block in chain([b""], blocks):
+        data += block
         whole = len(data) // 2 * 2
-        rest = data[whole:]
-        if is_first and _CONTAINER.match(data):
-            ffmpeg = "ffmpeg -i FILE -f s16le -ac 1 -ar 16000 - | transcribe.py --live -"
-            pieces.put(InputError(f"standard input is an audio file, not raw PCM: use {ffmpeg}"))
-            return
-        is_first = False
         pieces.put(pcm(data[:whole]))
+        data = data[whole:]
         while pieces.qsize() > _WAITING:
             time.sleep(0.05)
     pieces.put(None)
@@ -203,19 +203,18 @@ def _from_ffmpeg(
 def _track(tracks: Sequence[Any], wanted: str | None) -> Any:
     """The track of this number or language; without one, the file's default."""
     # Before PyAV 18.1, decoding an unknown codec ends the process.
-    decodable = [each for each in tracks if each.codec_context]
-    if not decodable:
+    numbered = {str(i): track for i, track in enumerate(tracks, 1) if track.codec_context}
+    if not numbered:
         raise InputError("holds no audio")
     if wanted is None:
-        return next(
-            (each for each in decodable if each.disposition & Disposition.default), decodable[0]
+        return max(
+            numbered.values(), key=lambda track: bool(track.disposition & Disposition.default)
         )
     if wanted.isdecimal():
-        if 1 <= int(wanted) <= len(tracks) and tracks[int(wanted) - 1] in decodable:
-            return tracks[int(wanted) - 1]
-        numbers = ", ".join(str(i) for i, each in enumerate(tracks, 1) if each in decodable)
-        raise InputError(f"no audio track {wanted}; there are {numbers}")
-    languages = {each.language or "und": each for each in reversed(decodable)}
+        if wanted not in numbered:
+            raise InputError(f"no audio track {wanted}; there are {', '.join(numbered)}")
+        return numbered[wanted]
+    languages = {track.language or "und": track for track in reversed(numbered.values())}
     return languages[Languages(dict.fromkeys(languages, "")).find("audio_track", wanted)]
 
 
@@ -277,19 +276,20 @@ def _frames(packets: Iterator[Any], report: Report) -> Iterator[tuple[float, Any
 def _resampled(frames: Iterator[tuple[float, Any]], mono: bool) -> Iterator[bytes]:
     """16-bit samples, mono, RATE a second, of frames and the silence before each. A change of format and a hole begin a
     new resampler."""
-    form = operator.attrgetter("format.name", "layout.name", "sample_rate")
     resampler = None
     current = None
-    for silence, frame in itertools.chain(frames, [(0.0, None)]):
-        if resampler and (frame is None or silence or form(frame) != current):
+    for silence, frame in frames:
+        form = frame.format.name, frame.layout.name, frame.sample_rate
+        if resampler and (silence or form != current):
             yield from _samples(resampler, None)
             resampler = None
-        if frame is not None:
-            yield bytes(2 * round(silence * RATE))
-            current = form(frame)
-            layout = "mono" if mono else frame.layout.name
-            resampler = resampler or av.AudioResampler("s16p", layout, RATE)
-            yield from _samples(resampler, frame)
+        yield bytes(2 * round(silence * RATE))
+        current = form
+        layout = "mono" if mono else frame.layout.name
+        resampler = resampler or av.AudioResampler("s16p", layout, RATE)
+        yield from _samples(resampler, frame)
+    if resampler:
+        yield from _samples(resampler, None)
 
 
 def _samples(resampler: Any, frame: Any) -> Iterator[bytes]:
@@ -299,20 +299,14 @@ def _samples(resampler: Any, frame: Any) -> Iterator[bytes]:
 
 
 def _from_wav(file: BinaryIO) -> np.ndarray:
-    """PCM of 8 to 32 bits at RATE, channels averaged. Raises InputError for anything else."""
+    """PCM of 16 bits at RATE, channels averaged. Raises InputError for anything else."""
     try:
         with wave.open(file) as sound:
             channels, width, rate, *_ = sound.getparams()
-            if rate != RATE or width > 4:
+            if (width, rate) != (2, RATE):
                 raise wave.Error
             data = sound.readframes(sound.getnframes())
     except (wave.Error, EOFError, RuntimeError):
-        needed = "pip install -r requirements-audio.txt"
-        raise InputError(f"only {RATE} Hz PCM wav can be read without PyAV: {needed}") from None
-    data = data[: len(data) // (channels * width) * channels * width]
-    numbers = np.zeros([len(data) // width, 4], np.uint8)  # little-endian, in the highest bytes
-    numbers[:, 4 - width :] = np.frombuffer(data, np.uint8).reshape(-1, width)
-    if width == 1:
-        numbers[:, 3] ^= 0x80  # 8 bits have no sign
-    samples = np.divide(numbers.view("<i4"), 2**31, dtype=np.float32)
-    return samples.reshape(-1, channels).mean(1)
+        raise InputError(f"only {RATE} Hz wav of 16 bits {_WITHOUT}") from None
+    whole = len(data) // (2 * channels) * 2 * channels
+    return pcm(data[:whole]).reshape(-1, channels).mean(1)

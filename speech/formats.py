@@ -1,26 +1,22 @@
 """Transcripts and their file formats, which are OpenAI whisper's."""
 
 import json
+import math
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
+from speech.options import Layout
 from speech.segments import Segment, Transcript, Word
-from speech.subtitles import Rules, cues
 from text.cues import stamp
 
-
-@dataclass(frozen=True)
-class Layout:
-    """How subtitles are broken into lines. All but the width needs words' times."""
-
-    max_line_width: int | None = None  # in characters
-    max_line_count: int | None = None  # of a subtitle; with a width, subtitles go across segments
-    max_words_per_line: int | None = None
-    highlight_words: bool = False  # underline each word while it is spoken
-    reading: Rules | None = None  # make cues for reading instead
-
+_MAX_WIDTH = 42  # of a line in characters, by default
+_MAX_LINES = 2
+_MOST = 3.0  # the strength of a sentence's end
+_SENTENCE = re.compile(r"""[.?!…。？！]["'”’)\]»]*$""")  # noqa: RUF001
+_CLAUSE = re.compile(r"""[,;:、，]["'”’)\]»]*$""")  # noqa: RUF001
 
 Line = list[Word]
 Cue = tuple[float, float, str]  # beginning and end in seconds, text
@@ -88,10 +84,76 @@ def _highlighted(lines: list[Line], escape: Escape) -> Iterator[Cue]:
         last = word.end
 
 
+def cues(words: Sequence[Word], layout: Layout, end: float) -> Iterator[tuple[float, float, str]]:
+    """The start, end and lines of each cue, so divided that the sum of costs is least. end: the sound's, in seconds"""
+    max_width = layout.max_line_width or _MAX_WIDTH
+    max_lines = layout.max_line_count or _MAX_LINES
+    starts = [*(word.start for word in words), end + layout.cue_gap]
+    strengths = [_strength(word, after) for word, after in zip(words, starts[1:], strict=True)]
+    costs = [0.0, *[math.inf] * len(words)]  # of the first n words
+    firsts = [0] * len(costs)  # of the last cue of these
+    for first in range(len(words)):
+        lines = 0
+        length = 0
+        size = 0
+        for last in range(first, len(words)):
+            text = words[last].word
+            size += len(text)
+            length += len(text)
+            if not lines or length > max_width:
+                lines += 1
+                length = len(text.strip())
+            too_long = words[last].end - words[first].start > layout.max_cue_seconds
+            if last > first and (too_long or lines > max_lines):
+                break
+            shown = _end(words[first].start, words[last].end, size, starts[last + 1], layout)
+            lacking = _seconds(size, layout) - (shown - words[first].start)
+            crossed = sum(strengths[first:last])
+            cost = 1 + _MOST - strengths[last] + 0.7 * crossed + 4 * max(0.0, lacking)
+            if costs[first] + cost < costs[last + 1]:
+                costs[last + 1] = costs[first] + cost
+                firsts[last + 1] = first
+    bounds = [len(words)]
+    while bounds[-1]:
+        bounds.append(firsts[bounds[-1]])
+    for after, first in zip(bounds[-2::-1], bounds[:0:-1], strict=True):
+        text = "".join(word.word for word in words[first:after]).strip()
+        start = words[first].start
+        stop = _end(start, words[after - 1].end, len(text), starts[after], layout)
+        yield start, stop, _balanced(text, max_width)
+
+
+def _strength(word: Word, after: float) -> float:
+    """How well a cue may end behind a word, from 0 to 3. after: when the next word begins"""
+    clause = float(_CLAUSE.search(word.word) is not None)
+    marked = _MOST if _SENTENCE.search(word.word) else clause
+    return max(marked, min(_MOST, 4 * (after - word.end)))
+
+
+def _seconds(size: int, layout: Layout) -> float:
+    return max(layout.min_cue_seconds, size / layout.reading_speed)
+
+
+def _end(start: float, end: float, size: int, after: float, layout: Layout) -> float:
+    """When a cue ends that is spoken from `start` to `end`, if the next begins at `after`."""
+    wanted = min(max(end, start + _seconds(size, layout)), start + layout.max_cue_seconds)
+    return max(min(wanted, after - layout.cue_gap), (start + min(end, after)) / 2)
+
+
+def _balanced(text: str, max_width: int) -> str:
+    """The text in as few lines as it needs, of about the same length."""
+    lines = textwrap.wrap(text, max_width, break_on_hyphens=False)
+    for width in range(-(-len(text) // max(1, len(lines))) or 1, max_width):
+        narrow = textwrap.wrap(text, width, break_on_hyphens=False)
+        if len(narrow) == len(lines):
+            return "\n".join(narrow)
+    return "\n".join(lines)
+
+
 def _cues(transcript: Transcript, layout: Layout, escape: Escape = str) -> Iterator[Cue]:
-    if layout.reading:
+    if layout.subtitles:
         words = [word for segment in transcript.segments for word in _spread(_words(segment))]
-        for start, end, text in cues(words, layout.reading, transcript.duration):
+        for start, end, text in cues(words, layout, transcript.duration):
             yield start, end, escape(text)
         return
     if any(segment.words for segment in transcript.segments):
@@ -120,8 +182,8 @@ def _txt(transcript: Transcript, layout: Layout) -> str:
 
 
 def _vtt(transcript: Transcript, layout: Layout) -> str:
-    cues = _cues(transcript, layout, lambda text: text.replace("&", "&amp;").replace("<", "&lt;"))
-    return "WEBVTT\n\n" + "".join(_cue(cue, False, ".") for cue in cues)
+    shown = _cues(transcript, layout, lambda text: text.replace("&", "&amp;").replace("<", "&lt;"))
+    return "WEBVTT\n\n" + "".join(_cue(cue, False, ".") for cue in shown)
 
 
 def _srt(transcript: Transcript, layout: Layout) -> str:
@@ -130,9 +192,11 @@ def _srt(transcript: Transcript, layout: Layout) -> str:
 
 
 def _tsv(transcript: Transcript, layout: Layout) -> str:
-    cues = ((round(1000 * s.start), round(1000 * s.end), s.text) for s in transcript.segments)
-    lines = (f"{start}\t{end}\t{text.strip().replace(chr(9), ' ')}\n" for start, end, text in cues)
-    return "start\tend\ttext\n" + "".join(lines)
+    lines = ["start\tend\ttext\n"]
+    for segment in transcript.segments:
+        text = segment.text.strip().replace("\t", " ")
+        lines.append(f"{round(1000 * segment.start)}\t{round(1000 * segment.end)}\t{text}\n")
+    return "".join(lines)
 
 
 def _json(transcript: Transcript, layout: Layout) -> str:

@@ -42,8 +42,7 @@ OnHeard = Callable[[Heard], object]
 
 
 class Live:
-    """A sound that arrives piece by piece, of which only speech is transcribed. Options for clips and hallucinations do not
-    apply."""
+    """A sound that arrives piece by piece, of which only speech is transcribed. Clips do not apply."""
 
     def __init__(self, pipeline: Pipeline, on_heard: OnHeard, pause: float = PAUSE):
         """on_heard: called when speech begins, when words become final or change, and at a pause"""
@@ -103,26 +102,28 @@ class Live:
         """The transcript so far."""
         return self._pipeline.transcript(self.seconds)
 
-    def _hear(self) -> None:
+    def _hear(self) -> list[Utterance]:
+        """The utterances that end in what has arrived."""
         arrived = np.concatenate([np.zeros(0, np.float32), *self._arrived])
         self._arrived = []
         chances = self._detector.hear(arrived)
         self._samples = np.append(self._samples, arrived)
         self._chances = np.append(self._chances, chances)
-        self._utterances.hear(chances)
+        return self._utterances.hear(chances)
 
     def advance(self, is_end: bool = False) -> Generator[Work, Any, None]:
         """Transcribe what has arrived; is_end: make all words final, as a pause does."""
-        self._hear()
+        over = self._hear()
         if is_end:
-            self._utterances.end()
-        while utterance := self._utterances.take():
-            yield from self._follow(utterance)
-            if not utterance.is_over:
-                return
-        self._begin_window(self._utterances.free)
+            over += self._utterances.end()
+        for utterance in over:
+            yield from self._follow(utterance, is_over=True)
+        if self._utterances.ongoing:
+            yield from self._follow(self._utterances.ongoing, is_over=False)
+        else:
+            self._begin_window(self._utterances.free)
 
-    def _follow(self, utterance: Utterance) -> Generator[Work, Any, None]:
+    def _follow(self, utterance: Utterance, is_over: bool) -> Generator[Work, Any, None]:
         """Transcribe what is new of an utterance, which goes on in another window before it is longer than one."""
         if self._start is None:
             self._begin_window(utterance.begin)
@@ -135,7 +136,7 @@ class Live:
             self._on_heard(Heard(self._start, text))
             self._begin_window(self._first + size)
         size = min(utterance.end - self._first, longest)
-        if utterance.is_over:
+        if is_over:
             text = ""
             if utterance.voiced > self._first:
                 text = yield from self._end_window(size)
@@ -147,10 +148,10 @@ class Live:
 
     def _grow(self, size: int) -> Generator[Work, Any, None]:
         """Decode the window's first frames; what two texts agree on is final."""
-        window = yield from self._decode(size, tries=1)
-        attempt = window.attempt
+        attempt = (yield from self._decode(size, tries=1)).attempt
         self._grown = size
-        if self._pipeline.decoder.is_speech(attempt) and not self._pipeline.decoder.fails(attempt):
+        options = self._pipeline.options
+        if attempt.is_speech(options) and not attempt.fails(options):
             text = self._settle(attempt.tokens, is_end=False)
             self._on_heard(Heard(self._start or 0.0, text, "".join(self._rest_words)))
 
@@ -158,7 +159,7 @@ class Live:
         """Decode the window's first frames, and make final what they say. Returns the words that were not yet."""
         window = yield from self._decode(size)
         attempt = window.attempt
-        is_speech = self._pipeline.decoder.is_speech(attempt)
+        is_speech = attempt.is_speech(self._pipeline.options)
         text = self._settle(attempt.tokens if is_speech else [], is_end=True)
         if self._final:
             silence = attempt.no_speech_prob if is_speech else None
@@ -191,9 +192,8 @@ class Live:
 
     def _settle(self, tokens: list[int], is_end: bool) -> str:
         """Make words of a text final, of those that are not yet: those of the last text too or, at the end, all."""
-        decoder = self._pipeline.decoder
         places = [i for i, token in enumerate(tokens) if self._pipeline.special.is_text(token)]
-        pieces = list(split([tokens[i] for i in places], decoder.text, self._spaces))
+        pieces = list(split([tokens[i] for i in places], self._pipeline.text, self._spaces))
         words = [word for word, _ in pieces]
         ends = [0, *(places[n - 1] + 1 for n in accumulate(size for _, size in pieces))]
         matches = SequenceMatcher(None, self._words, words, autojunk=False).get_matching_blocks()

@@ -1,13 +1,68 @@
-"""The options of a transcript."""
+"""The options of a transcript and of its subtitles, each declared once: transcribe.py's flags come from them."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from common.errors import InputError
-from speculative.options import Options
+from speculative.options import (
+    ANY,
+    AUTO,
+    CODE,
+    DECLARED,
+    DRAFT,
+    MAX_NUMBER,
+    SIZE,
+    SWITCH,
+    TOKEN,
+    Values,
+    check_values,
+    integers,
+    numbers,
+    option,
+)
 from speech.reference import Part
 from speech.rules import TASKS
-from speech.words import AFTER, BEFORE
+
+BEFORE = "\"'“¿([{-"  # marks that join the next word
+AFTER = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001 (marks that join the word before)
+
+
+def number(text: str) -> float | None:
+    return None if text in ("none", "None") else float(text)
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(int(token) for token in text.split(",") if token)
+
+
+def seconds(text: str) -> tuple[float, ...]:
+    return tuple(map(float, text.split(",")))
+
+
+def _are_clips(times: Sequence[float]) -> bool:
+    empty = any(start == end for start, end in zip(times[::2], times[1::2], strict=False))
+    return all(0 <= t < math.inf for t in times) and [*times] == sorted(times) and not empty
+
+
+_TASK = Values(str, f"one of {', '.join(TASKS)}", TASKS.__contains__, choices=TASKS)
+_TEXT = Values(str, "a text", lambda v: isinstance(v, str), "TEXT", read=str)
+_IDS = Values(list, "ids of tokens, or -1", lambda v: all(map(TOKEN.accepts, v)), "IDS", read=ids)
+_CLIPS = Values(list, "seconds, each later than the one before", _are_clips, "LIST", read=seconds)
+_NUMBER = numbers(-MAX_NUMBER)
+_NUMBER_OR_NONE = replace(
+    _NUMBER,
+    description="a number, or none",
+    accepts=lambda x: x is None or _NUMBER.accepts(x),
+    read=number,
+)
+_POSITIVE = replace(
+    numbers(0), description="a number above 0", accepts=lambda x: 0 < x <= MAX_NUMBER
+)
+_switch = partial(option, False, SWITCH, words="no")
+_text = partial(option, "", _TEXT, words="none")
+_size = partial(option, None, SIZE)
 
 
 @dataclass(frozen=True)
@@ -15,57 +70,84 @@ class TranscribeOptions:
     """The options of a transcript, with the names and defaults of OpenAI's `transcribe`. A threshold of None is off.
     Raises InputError for values out of range."""
 
-    language: str | None = None  # a code; None: detect it in the first window
-    task: str = TASKS[0]
-    temperature: float = 0.0  # if a text fails, retry in steps of 0.2 up to 1
-    best_of: int = 5  # texts at a temperature above 0
-    initial_prompt: str = ""
-    carry_initial_prompt: bool = (
-        False  # it begins the prompt of every window, not of the first only
+    language: str | None = option(
+        None, CODE, "a code or a name in any language; auto: detected", "the checkpoint's, or auto"
     )
-    hotwords: str = ""  # before the prompt of every window
+    task: str = option(TASKS[0], _TASK, "translate: into English")
+    temperature: float = option(
+        0.0,
+        numbers(0, 1),
+        "0: greedy; a window that fails is retried at 0.2 more, up to 1",
+        flags=("--temp",),
+    )
+    best_of: int = option(5, integers(1, 64), "at temperatures above 0, keep the best of N texts")
+    seed: int = option(0, ANY, "random seed")
+    num_draft: int | str = option(AUTO, DRAFT, DECLARED["num_draft"].help)
+    initial_prompt: str = _text(
+        "text that could precede the audio, with names spelled as you want them"
+    )
+    carry_initial_prompt: bool = _switch("show every window the initial prompt, not the first only")
+    hotwords: str = _text("words to show every window before its prompt")
+    condition_on_previous_text: bool = option(
+        True, SWITCH, "prompt each window with the text before it", "yes"
+    )
+    suppress_tokens: tuple[int, ...] = option(
+        (-1,), _IDS, "tokens never to write: --suppress-tokens=-1,50; -1: the checkpoint's", "-1"
+    )
+    compression_ratio_threshold: float | None = option(
+        2.4, _NUMBER_OR_NONE, "retry a window if its text compresses better than X; none: never"
+    )
+    logprob_threshold: float | None = option(
+        -1.0, _NUMBER_OR_NONE, "retry a window if its mean log-probability is below X; none: never"
+    )
+    no_speech_threshold: float | None = option(
+        0.6,
+        _NUMBER_OR_NONE,
+        "an uncertain window is silent if silence is more probable than X; none: never",
+    )
+    clip_timestamps: tuple[float, ...] = option(
+        (), _CLIPS, "parts to transcribe, in seconds: start,end,start,...", "all"
+    )
+    vad: bool = _switch("transcribe only what a voice detector takes for speech")
+    batched: bool = _switch(
+        "decode windows cut at pauses in one batch; the text may differ; needs --vad"
+    )
+    word_timestamps: bool = _switch("find when each word is spoken, for subtitles and JSON")
+    prepend_punctuations: str = option(BEFORE, _TEXT, "marks that belong to the next word")
+    append_punctuations: str = option(AFTER, _TEXT, "marks that belong to the word before")
     reference: tuple[Part, ...] = ()  # what the text may resemble, from which drafts are copied
-    condition_on_previous_text: bool = True
-    suppress_tokens: tuple[int, ...] = (-1,)  # tokens never to write; -1: those of the checkpoint
-    compression_ratio_threshold: float | None = 2.4
-    logprob_threshold: float | None = -1.0
-    no_speech_threshold: float | None = 0.6
-    # seconds: start, end, start ...; the last end may be missing
-    clip_timestamps: tuple[float, ...] = ()
-    seed: int = 0
-    num_draft: int | str = "auto"
-    vad: bool = False  # transcribe only what a voice detector takes for speech
-    batched: bool = False  # windows end at pauses and know nothing of each other; needs vad
-    word_timestamps: bool = False
-    prepend_punctuations: str = BEFORE  # marks that join the next word
-    append_punctuations: str = AFTER  # marks that join the word before
-    hallucination_silence_threshold: float | None = None  # seconds; needs word_timestamps
     no_speech_probs: bool = False  # for every segment, which takes one more call per window
 
     def __post_init__(self):
-        if self.task not in TASKS:
-            raise InputError(f"task is {self.task!r}, not one of {', '.join(TASKS)}")
-        if not 0 <= self.temperature <= 1:
-            raise InputError(f"temperature is {self.temperature}, not from 0 to 1")
-        if not 1 <= self.best_of <= 64:
-            raise InputError(f"best_of is {self.best_of}, not from 1 to 64")
-        for name, value in vars(self).items():
-            if isinstance(value, float) and math.isnan(value):
-                raise InputError(f"{name} is {value}, not a number")
-        clips = self.clip_timestamps
-        empty = any(start == end for start, end in zip(clips[::2], clips[1::2], strict=False))
-        if any(not 0 <= t < math.inf for t in clips) or list(clips) != sorted(clips) or empty:
-            raise InputError("clip_timestamps are not seconds, each later than the one before")
-        if self.hallucination_silence_threshold is not None and not self.word_timestamps:
-            raise InputError("hallucination_silence_threshold needs word_timestamps")
+        check_values(self)
         if self.batched and not self.vad:
             raise InputError("batched needs vad")
-        if self.batched and self.hallucination_silence_threshold is not None:
-            raise InputError("hallucination_silence_threshold is not for batched")
-        Options(seed=self.seed, num_draft=self.num_draft)
 
     @property
     def temperatures(self) -> list[float]:
         """0, 0.2, ... 1: each is tried if the text at the one before has failed."""
         steps = (round(self.temperature + i / 5, 2) for i in range(6))
         return [temperature for temperature in steps if temperature <= 1]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How subtitles are broken into cues and lines. All but the width needs words' times. The numbers of cues for reading
+    are Netflix's and Subtitle Edit's."""
+
+    max_line_width: int | None = _size(
+        "characters of a line of subtitles", "any; with --subtitles 42"
+    )
+    max_line_count: int | None = _size(
+        "lines of a subtitle, with --max-line-width or --subtitles", "any; with --subtitles 2"
+    )
+    max_words_per_line: int | None = _size("words of a subtitle", "any")
+    highlight_words: bool = _switch("underline each word of a subtitle while it is spoken")
+    subtitles: bool = _switch("make srt and vtt for reading, by words' times and these numbers:")
+    min_cue_seconds: float = option(1.0, _POSITIVE, "a cue's minimum duration, if there is time")
+    max_cue_seconds: float = option(7.0, _POSITIVE, "a cue's maximum duration")
+    reading_speed: float = option(17.0, _POSITIVE, "characters a second, if there is time")
+    cue_gap: float = option(0.08, numbers(0), "seconds between two cues")
+
+    def __post_init__(self):
+        check_values(self)

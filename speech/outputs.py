@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import InputError
-from common.files import hidden, replacing
-from speech.formats import FORMATS, Layout
+from common.files import check_free, hidden, replacing
+from speech.formats import FORMATS
+from speech.options import Layout
 from speech.segments import Transcript
 
 
@@ -41,19 +42,13 @@ class Output:
             return files
         return {each: path for each, path in files.items() if not path.is_file()}
 
-    def _check_free(self, path: Path) -> None:
-        """Raise InputError if the file exists, unless it may be replaced."""
-        if path.is_file() and not self.force:
-            instead = "--force replaces it, --resume goes on with the others"
-            raise InputError(f"{path} already exists; {instead}")
-
     def check(self, name: str) -> bool:
         """Whether there are files to write of this name. InputError if one exists and may not be replaced; OSError if one
         could not be written; if it is a folder, `write` says so."""
         files = self.files(name)
         for path in files.values():
-            self._check_free(path)
             if not path.is_dir():
+                check_free(path, self.force)
                 path.open("ab").close()
                 if not path.stat().st_size:
                     path.unlink()
@@ -65,8 +60,7 @@ class Output:
         for each, path in self.files(name).items():
             text = FORMATS[each](transcript, self.layout)
             try:
-                self._check_free(path)
-                with replacing(path) as partial:
+                with replacing(path, self.force) as partial:
                     partial.write_text(text, encoding="utf-8")
             except OSError as error:
                 yield f"{path}: {error.strerror}", text

@@ -2,6 +2,7 @@
 4.5 and the reference implementation), with drafts for every text. Times are mended: see timeline.py."""
 
 import math
+import zlib
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,20 +12,21 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from families import whisper
-from speculative.row import Stats
+from families.whisper import SoundPrompt, Whisper
+from speculative.options import Options
+from speculative.processors import Processor
+from speculative.row import Row, Stats
+from speculative.sampling import RowSeeds
 from speculative.tasks import Work
-from speech.decoding import WindowDecoder
 from speech.features import FRAMES
 from speech.options import TranscribeOptions
-from speech.rules import SECONDS_PER_TIMESTAMP, Special
+from speech.rules import SECONDS_PER_TIMESTAMP, Against, OneOf, Special
 from speech.segments import Segment, Transcript
 from speech.timeline import Timeline
-from speech.window import Window
+from speech.window import Attempt, Window
 from speech.words import (
     attended,
     cut_segment,
-    drop_hallucinations,
     has_spaces,
     last_end,
     place_words,
@@ -37,11 +39,12 @@ _PER_TIMESTAMP = round(SECONDS_PER_TIMESTAMP * FRAMES)  # frames
 
 
 class Pipeline:
-    """Decodes windows, cuts their texts into segments, times the words, and places the segments in the sound."""
+    """Decodes windows, cuts their texts into segments, times the words, and places the segments in the sound. What yields
+    rows goes on when they are finished."""
 
     def __init__(
         self,
-        model: whisper.Whisper,
+        model: Whisper,
         tokenizer: Tokenizer,
         special: Special,
         options: TranscribeOptions,
@@ -50,9 +53,10 @@ class Pipeline:
         """leaves_rest: text that no timestamp ends is left for the next window"""
         self._model, self._tokenizer = model, tokenizer
         self.config, self.special = model.config, special
-        self.decoder = WindowDecoder(model.config, tokenizer, special, options)
         self.language = None if special.languages else "en"  # None: not known yet
+        self.stats = Stats()
         self._leaves_rest = leaves_rest
+        self._seeds = RowSeeds(options.seed)
         self._segments: list[Segment] = []
         self._previous = list[int]()  # the text before the next window
         self._spoken = 0.0  # when the last word has ended, in seconds of what is transcribed
@@ -62,7 +66,7 @@ class Pipeline:
 
     def configure(self, options: TranscribeOptions) -> None:
         """Go on with other options."""
-        self.options = self.decoder.options = options
+        self.options = options
         self._carried = self.tokens(options.hotwords)  # the beginning of every window's prompt
         if options.carry_initial_prompt:
             self._carried += self.tokens(options.initial_prompt)
@@ -74,9 +78,10 @@ class Pipeline:
         ids = self._tokenizer.encode(f" {text.strip()}", add_special_tokens=False).ids
         return [token for token in ids if self.special.is_text(token)] if text.strip() else []
 
-    @property
-    def stats(self) -> Stats:
-        return self.decoder.stats
+    def text(self, tokens: Sequence[int]) -> str:
+        """The tokens' text, without timestamps."""
+        words = [token for token in tokens if self.special.is_text(token)]
+        return self._tokenizer.decode(words, skip_special_tokens=False)
 
     def transcript(self, duration: float) -> Transcript:
         """The transcript so far, of so many seconds."""
@@ -89,7 +94,7 @@ class Pipeline:
         own"""
         padded = np.zeros((self.config.frames, self.config.num_mel_bins), np.float32)
         padded[: len(features)] = features
-        return Window(whisper.Window(padded), seek, len(features), [*draft])
+        return Window(SoundPrompt(padded), seek, len(features), [*draft])
 
     @property
     def detects(self) -> bool:
@@ -98,9 +103,9 @@ class Pipeline:
 
     def detect(self, window: Window) -> Generator[Work, Any, str]:
         """The code of the language of a window: the one so far, unless another is clearly more probable."""
-        row = self.decoder.language_row(window.prompt)
-        yield [row]
         codes = {id: code for code, id in self.special.languages.items()}
+        row = self._one_token_row(window.prompt, [self.special.start], OneOf(tuple(codes)))
+        yield [row]
         is_clear = math.exp(row.logprobs[0]) > _CLEAR
         return codes[row.generated[0]] if is_clear or self.language is None else self.language
 
@@ -113,11 +118,76 @@ class Pipeline:
     def decode(
         self, windows: Sequence[Window], language: str, tries: int | None = None
     ) -> Generator[Work, Any, list[Window]]:
-        """The windows with their texts. tries: temperatures at most"""
-        room = self.config.max_positions // 2 - 1 - len(self._carried)
+        """Decode each window at the first temperature where its text does not fail. tries: temperatures at most"""
+        room = self.config.max_positions // 2 - 1
         previous = self._previous if self.language in (None, language) else []
-        before = self._carried + previous[max(0, len(previous) - room) :]
-        return (yield from self.decoder.decode(windows, language, before, tries))
+        kept = max(0, room - len(self._carried))
+        before = [*self._carried, *previous[max(0, len(previous) - kept) :]][-room:]
+        earlier = [self.special.previous, *before] if before else []
+        prefix = [*earlier, *self.special.prefix(language, self.options.task)]
+        if not self.special.has_timestamps:
+            prefix.append(self.special.no_timestamps)
+        decoded = [*windows]
+        failing = [*range(len(windows))]
+        for temperature in self.options.temperatures[:tries]:
+            groups = {i: self._rows(decoded[i], prefix, temperature) for i in failing}
+            yield [row for rows in groups.values() for row in rows]
+            for i, rows in groups.items():
+                self.stats += sum((replace(row.stats, prompt_tokens=0) for row in rows), Stats())
+                known = decoded[i].attempt.no_speech_prob
+                best = max(map(self._attempt, rows), key=lambda attempt: attempt.avg_logprob)
+                attempt = replace(best, no_speech_prob=known)
+                decoded[i] = replace(decoded[i], attempt=attempt, draft=rows[0].generated)
+            yield from self._find_silence(decoded, failing, [*earlier, self.special.start])
+            failing = [i for i in failing if decoded[i].attempt.fails(self.options)]
+            if not failing:
+                break
+        self.stats.prompt_tokens += len(windows)  # each window once, however often it was tried
+        return decoded
+
+    def _rows(self, window: Window, prefix: list[int], temperature: float) -> list[Row]:
+        options = self.special.options(
+            suppressed=self.options.suppress_tokens,
+            temp=temperature,
+            max_tokens=self.config.max_positions // 2,
+            num_draft=self.options.num_draft,
+        )
+        seed = partial(self._seeds, [window.seek, round(100 * temperature)])
+        count = self.options.best_of if temperature else 1
+        rows = [Row(window.prompt, options, seed(), reference=window.draft) for _ in range(count)]
+        for row in rows:
+            row.begin(prefix, self.config)
+        return rows
+
+    def _one_token_row(self, prompt: SoundPrompt, prefix: list[int], rule: Processor) -> Row:
+        options = Options(max_tokens=1, logprobs=0, lookup=False, processors=(rule,))
+        row = Row(prompt, options)
+        row.begin(prefix, self.config)
+        return row
+
+    def _attempt(self, row: Row) -> Attempt:
+        tokens = [token for token in row.generated if token != self.special.end]
+        mean = sum(row.logprobs) / (len(tokens) + 1)
+        text = self.text(tokens).strip().encode()
+        ratio = len(text) / len(zlib.compress(text))
+        return Attempt(tokens, row.origins[: len(tokens)], row.options.temp, mean, ratio)
+
+    def _find_silence(
+        self, windows: list[Window], tried: Sequence[int], prefix: list[int]
+    ) -> Generator[Work, Any, None]:
+        """Find the probability that nobody speaks, before any rule applies, of each window where it matters. windows: the
+        new ones replace these; tried: the numbers of those that were"""
+        no_speech = self.special.no_speech
+        rule = Against(no_speech, self.special.end)
+        unknown = [i for i in tried if windows[i].attempt.needs_no_speech_prob(self.options)]
+        rows = {i: self._one_token_row(windows[i].prompt, prefix, rule) for i in unknown}
+        if rows:
+            yield list(rows.values())
+        for i, row in rows.items():
+            p = math.exp(row.logprobs[0])
+            if row.generated[0] != no_speech:
+                p = 1 - p
+            windows[i] = replace(windows[i], attempt=replace(windows[i].attempt, no_speech_prob=p))
 
     def cut(
         self, windows: Sequence[Window], timeline: Timeline
@@ -142,49 +212,44 @@ class Pipeline:
     def _cut(self, window: Window) -> Window:
         """Cut a window's text. Two timestamps in a row end one segment and begin the next. Text after the last pair
         is left for the next window, unless one timestamp ends it."""
-        if not self.decoder.is_speech(window.attempt):
-            return replace(window, advance=window.size)
+        window = replace(window, advance=window.size)
+        if not window.attempt.is_speech(self.options):
+            return window
         first = self.special.first_timestamp
         tokens = window.attempt.tokens
         stamps = [self.special.is_timestamp(token) for token in tokens]
         pairs = zip(tokens, stamps, strict=True)
         frames = [(token - first) * _PER_TIMESTAMP if stamp else 0 for token, stamp in pairs]
-        complete = not self._leaves_rest or stamps[-2:] == [False, True]
         cuts = [i + 1 for i, pair in enumerate(pairwise(stamps)) if all(pair)]
         if not cuts:
             last = max((frame for frame in frames if frame > 0), default=window.size)
-            whole = self._segment(window, 0, len(tokens), 0, last)
-            rest: list[int] | None = None if complete else []
-            return replace(window, segments=(whole,), advance=window.size, rest=rest)
+            return replace(window, segments=(self._segment(window, 0, len(tokens), 0, last),))
         bounds = [0, *cuts]
-        if complete:
+        if not self._leaves_rest or stamps[-2:] == [False, True]:
             bounds.append(len(tokens))
+        else:
+            rest = [first, *tokens[cuts[-1] + 1 :]]
+            window = replace(window, advance=max(1, frames[cuts[-1] - 1]), rest=rest)
         segments = []
         for begin, end in pairwise(bounds):
             last = frames[end - 1] if stamps[end - 1] else window.size
             segments.append(self._segment(window, begin, end, frames[begin], last))
-        advance = window.size
-        rest = None
-        if not complete:
-            rest = [first, *tokens[cuts[-1] + 1 :]]
-            advance = max(1, frames[cuts[-1] - 1])
-        return replace(window, segments=tuple(segments), advance=advance, rest=rest)
+        return replace(window, segments=tuple(segments))
 
     def _segment(self, window: Window, begin: int, end: int, first: int, last: int) -> Segment:
         """A segment of tokens begin to end, from one frame of the window to another."""
-        attempt = window.attempt
+        tokens = window.attempt.tokens[begin:end]
+        fields = vars(window.attempt) | {
+            "tokens": tokens,
+            "origins": tuple(window.attempt.origins[begin:end]),
+        }
         return Segment(
             id=0,
             seek=window.seek,
             start=(window.seek + first) / FRAMES,
             end=(window.seek + last) / FRAMES,
-            text=self.decoder.text(attempt.tokens[begin:end]),
-            tokens=attempt.tokens[begin:end],
-            origins=tuple(attempt.origins[begin:end]),
-            temperature=attempt.temperature,
-            avg_logprob=attempt.avg_logprob,
-            compression_ratio=attempt.compression_ratio,
-            no_speech_prob=attempt.no_speech_prob,
+            text=self.text(tokens),
+            **fields,
         )
 
     def _timed(
@@ -193,31 +258,15 @@ class Pipeline:
         """The window with its words. weights: see `attended`"""
         spaces = has_spaces(self.language or "en", self.options.task)
         marks = self.options.prepend_punctuations, self.options.append_punctuations
-        pieces = split(window.text(self.special), self.decoder.text, spaces)
+        words = timed_words(split(window.text(self.special), self.text, spaces), *weights)
         before = self._spoken if self._leaves_rest else window.start
-        is_text = self.special.is_text
-        placed = place_words(window.segments, timed_words(pieces, *weights), is_text, before, marks)
-        pairs = zip(window.segments, placed, strict=True)
-        segments = tuple(replace(old, words=new.words) for old, new in pairs)
+        placed = place_words(window.segments, words, self.special.is_text, before, marks)
+        pairs = list(zip(window.segments, placed, strict=True))
         if not self.options.word_timestamps:
+            segments = tuple(replace(old, words=new.words) for old, new in pairs)
             return replace(window, segments=segments)
-        pairs = zip(segments, placed, strict=True)
-        window = replace(window, segments=tuple(timeline.near(*pair) for pair in pairs))
-        if self.options.hallucination_silence_threshold is not None:
-            window = self._without_hallucinations(window, len(timeline.frames) / FRAMES)
-        if window.segments:
-            self._spoken = last_end(window.segments)
-        return window
-
-    def _without_hallucinations(self, window: Window, end: float) -> Window:
-        """The window without segments that were invented in silence; the next one begins after them. end: of what is
-        transcribed, in seconds"""
-        threshold = self.options.hallucination_silence_threshold or 0.0
-        if window.rest is not None and window.end - last_end(window.segments) <= threshold:
-            window = replace(window, advance=window.size)
-        segments, onward = drop_hallucinations(window, end, self._spoken, threshold)
-        if onward is not None:
-            window = replace(window, advance=max(1, round(onward * FRAMES) - window.seek))
+        segments = tuple(timeline.near(old, new) for old, new in pairs)
+        self._spoken = last_end(segments)
         return replace(window, segments=segments)
 
     def append(self, window: Window, timeline: Timeline) -> list[Segment]:
@@ -225,7 +274,7 @@ class Pipeline:
         unless all are decoded at once. One that was sampled much may go astray, and lead them astray."""
         spoken = [s for s in window.segments if s.text.strip() and s.end > s.start]
         seek = round(timeline.seconds(window.seek) * FRAMES)
-        cut = partial(cut_segment, is_text=self.special.is_text, decode=self.decoder.text)
+        cut = partial(cut_segment, is_text=self.special.is_text, decode=self.text)
         placed = timeline.place(spoken, window.start, window.sound_end, cut)
         added = [replace(s, id=len(self._segments) + i, seek=seek) for i, s in enumerate(placed)]
         if not self.options.word_timestamps:

@@ -11,6 +11,7 @@ from speech.rules import SECONDS_PER_TIMESTAMP, Special
 from text import cues
 
 Part = tuple[float | None, float | None, str]  # start and end in seconds, if known, and text
+Encode = Callable[[str], list[int]]
 _LONG = 4  # tokens that match by no chance
 
 
@@ -21,15 +22,15 @@ def parse(text: str) -> tuple[Part, ...]:
         content = json.loads(text)
     except ValueError:
         content = None
-    if isinstance(content, dict):
-        try:
-            segments = content.get("segments")
-            if segments is None:
-                return _sentences(content["text"] if "text" in content else content["content"])
-            return tuple((float(s["start"]), float(s["end"]), str(s["text"])) for s in segments)
-        except (KeyError, TypeError, ValueError):
-            raise InputError("the reference's JSON has no segments, text or content") from None
-    return tuple(_cues(text)) or _sentences(text)
+    if not isinstance(content, dict):
+        return tuple(_cues(text)) or _sentences(text)
+    try:
+        if "segments" not in content:
+            return _sentences(content["text"] if "text" in content else content["content"])
+        segments = content["segments"]
+        return tuple((float(s["start"]), float(s["end"]), str(s["text"])) for s in segments)
+    except (KeyError, TypeError, ValueError):
+        raise InputError("the reference's JSON has no segments, text or content") from None
 
 
 def _sentences(text: str) -> tuple[Part, ...]:
@@ -45,13 +46,7 @@ def _cues(text: str) -> Iterator[Part]:
 class Reference:
     """Follows a sound's text through its reference, window by window."""
 
-    def __init__(
-        self,
-        parts: Sequence[Part],
-        encode: Callable[[str], list[int]],
-        special: Special,
-        longest: int,
-    ):
+    def __init__(self, parts: Sequence[Part], encode: Encode, special: Special, longest: int):
         """longest: tokens that a window's text may have"""
         texts = [(start, end, encode(" ".join(text.split()))) for start, end, text in parts]
         self._parts = [(start, end, tokens) for start, end, tokens in texts if tokens]
@@ -72,9 +67,11 @@ class Reference:
             begin = max(0, position - before)
             before += len(part)
             if begin < len(part) and len(tokens) < self._longest:
-                tokens += [self._stamp(start, seconds)] if not (begin and tokens) else []
+                if not (begin and tokens):
+                    tokens.append(self._stamp(start, seconds))
                 tokens += part[begin:]
-                tokens += [] if end is None else [self._stamp(end, seconds)]
+                if end is not None:
+                    tokens.append(self._stamp(end, seconds))
         return tokens
 
     def _stamp(self, time: float | None, window: float) -> int:

@@ -1,6 +1,6 @@
-"""Loads a Whisper pair and transcribes many sounds together."""
+"""Loads a Whisper pair and transcribes sounds window by window, many together."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,94 @@ from common.reporting import reporter
 from decoder import SpeculativeDecoder, load
 from families.loading import find
 from families.whisper import Whisper
-from speculative.row import Row
+from speculative.row import Row, Stats
 from speculative.tasks import Task, result_of
+from speech.features import HOP, RATE, log_mel
 from speech.live import PAUSE, Live, OnHeard
 from speech.options import TranscribeOptions
 from speech.pipeline import Pipeline
+from speech.reference import Reference
 from speech.rules import TASKS, Special
-from speech.segments import Transcript
-from speech.transcript import OnWindow, Sound
+from speech.segments import Segment, Transcript
+from speech.timeline import Timeline
+from speech.voice import first_speech, last_pause, probabilities
+from speech.window import Window
 from text.generation import FILE as GENERATION
 
-Result = Transcript | InputError
-OpenSound = Callable[[], tuple[np.ndarray, OnWindow]]
-Resume = Callable[[int, np.ndarray, Task], Task]
+_TOGETHER = 32  # windows of a sound, if batched: their features stay in memory
+
+OnWindow = Callable[[Sequence[Segment], float, Stats], object]
+
+
+class Sound:
+    """A sound that is being transcribed."""
+
+    def __init__(
+        self, pipeline: Pipeline, samples: np.ndarray, on_window: OnWindow = lambda *_: None
+    ):
+        """samples: mono, in [-1, 1], 16,000 a second
+        on_window: called after each window with its segments, the seconds of sound done, and the stats so far
+        """
+        options = pipeline.options
+        self._pipeline, self._on_window = pipeline, on_window
+        self._longest = pipeline.config.frames
+        self._duration = len(samples) / RATE
+        self._features = log_mel(samples, pipeline.config.num_mel_bins)
+        self._speech = probabilities(samples) if options.vad else None  # of each frame
+        self._timeline = Timeline(self._features, self._speech)
+        if self._speech is not None:
+            self._features = self._features[self._timeline.frames]
+            self._speech = self._speech[self._timeline.frames]
+        self._clips = self._timeline.clips(options.clip_timestamps)
+        self._first_speech = 0  # a frame
+        if pipeline.language is None and not options.vad:
+            begin = self._clips[0][0]
+            self._first_speech = begin + first_speech(samples[begin * HOP :])
+        longest = pipeline.config.max_positions // 2
+        self._reference = Reference(options.reference, pipeline.tokens, pipeline.special, longest)
+
+    def steps(self) -> Task:
+        """Transcribe the sound."""
+        pipeline = self._pipeline
+        rest: list[int] = []  # the unfinished text at the end of the last window
+        for seek, end in self._clips:
+            while seek < end:
+                windows = self._next_windows(seek, end, rest)
+                if pipeline.language is None:
+                    spoken = self._language_window(windows[0])
+                    pipeline.language = yield from pipeline.detect(spoken)
+                windows = yield from pipeline.decode(windows, pipeline.language)
+                windows = yield from pipeline.cut(windows, self._timeline)
+                for window in windows:
+                    segments = pipeline.append(window, self._timeline)
+                    rest = window.rest
+                    self._reference.follow([token for s in segments for token in s.tokens])
+                    seek += window.advance
+                    self._on_window(segments, self._timeline.seconds(seek), pipeline.stats)
+        return pipeline.transcript(self._duration)
+
+    def _next_windows(self, seek: int, end: int, rest: list[int]) -> list[Window]:
+        """The next window; or with `batched` some that end in pauses, each in its second half. rest: how its text begins,
+        if that is known"""
+        batched = self._pipeline.options.batched
+        windows = list[Window]()
+        while seek < end and len(windows) < (_TOGETHER if batched else 1):
+            size = min(self._longest, end - seek)
+            if batched and self._speech is not None and end - seek > size:
+                half = size // 2
+                size = half + last_pause(self._speech[seek + half : seek + size])
+            draft = self._reference.draft(self._timeline.seconds(seek), rest)
+            windows.append(self._pipeline.window(self._features[seek : seek + size], seek, draft))
+            seek += size
+        return windows
+
+    def _language_window(self, window: Window) -> Window:
+        """The window to detect the language in: this one, or a later one that begins where somebody speaks, if nobody does
+        in the first half of this one."""
+        first = self._first_speech
+        if first - window.seek <= self._longest // 2:
+            return window
+        return self._pipeline.window(self._features[first : first + self._longest], first)
 
 
 class Transcriber:
@@ -38,9 +113,8 @@ class Transcriber:
         settings = find(str(model)) / GENERATION
         if not settings.exists():  # as of 2022
             settings = settings.with_name("config.json")
-        generation = read_json(settings)
-        self.special = Special.read(self.tokenizer, generation, self.model.config)
         config = self.model.config
+        self.special = Special.read(self.tokenizer, read_json(settings), config)
         if self.special.end not in config.eos_token_ids:  # the tokenizer knows it
             self.model.config = replace(config, eos_token_ids=(self.special.end,))
         draft = None if draft_model is None else _load(draft_model, drafts=True)[0]
@@ -57,30 +131,29 @@ class Transcriber:
             language = None
         elif language:
             language = self.special.language_code(language)
-        options = replace(options, language=language)
         config = self.model.config
         if options.task == TASKS[1] and config.decoder_layers < config.encoder_layers:
             raise InputError(f"{self.name}: a model with a shortened decoder cannot translate")
-        self.special.prefix(
-            options.language or next(iter(self.special.languages), "en"), options.task
-        )
-        return options
+        self.special.prefix(language or next(iter(self.special.languages), "en"), options.task)
+        return replace(options, language=language)
 
-    def sound(
+    def task(
         self,
         samples: np.ndarray,
         options: TranscribeOptions,
         on_window: OnWindow = lambda *_: None,
-    ) -> Sound:
-        """A sound to transcribe. Arguments: as for `Sound`, the options from `resolve`."""
-        return Sound(self._pipeline(options, leaves_rest=not options.batched), samples, on_window)
+    ) -> Task:
+        """What transcribes a sound, for `transcribe_all`. Arguments: as for `Sound`."""
+        pipeline = self._pipeline(options, leaves_rest=not options.batched)
+        return Sound(pipeline, samples, on_window).steps()
 
     def live(self, options: TranscribeOptions, on_heard: OnHeard, pause: float = PAUSE) -> Live:
         """A sound that arrives piece by piece. Arguments: as for `Live`."""
-        pipeline = self._pipeline(self.resolve(options), leaves_rest=False)
+        pipeline = self._pipeline(options, leaves_rest=False)
         return Live(pipeline, on_heard, pause)
 
     def _pipeline(self, options: TranscribeOptions, leaves_rest: bool) -> Pipeline:
+        options = self.resolve(options)
         return Pipeline(self.model, self.tokenizer, self.special, options, leaves_rest)
 
     def transcribe(
@@ -90,51 +163,36 @@ class Transcriber:
         on_window: OnWindow = lambda *_: None,
     ) -> Transcript:
         """Transcribe one sound. Arguments: as for `Sound`."""
-        options = self.resolve(options or TranscribeOptions())
-        return self.decode(self.sound(samples, options, on_window).steps(), options)
+        options = options or TranscribeOptions()
+        return self.decode(self.task(samples, options, on_window), options)
 
     def decode(self, task: Task, options: TranscribeOptions) -> Transcript:
         """The transcript of one sound, of its task. Raises InputError if there is none."""
-        return result_of(self.run([task], options, 1))
+        return result_of(self.transcribe_all([lambda: task], options, 1))
 
     def transcribe_all(
         self,
-        sounds: Iterable[OpenSound],
+        sounds: Iterable[Callable[[], Task]],
         options: TranscribeOptions,
         batch_size: int,
-        resume: Resume = lambda index, samples, steps: steps,
         on_row: Callable[[Row], object] = lambda row: None,
-    ) -> Iterator[tuple[int, Result]]:
+    ) -> Iterator[tuple[int, Transcript | InputError]]:
         """Transcribe many sounds, `batch_size` together; yield (index, transcript) as each finishes, or
-        (index, InputError) if it cannot be read.
+        (index, InputError) if it cannot be read. Raises InputError for options that the model lacks.
 
-        sounds: functions that return a sound's samples and its `on_window` (see `Sound`)
-        resume: returns the steps to take for a sound, given its own (see `journal.resumed`)
-        on_row: gets each window's row once it is decoded
+        sounds: functions that read a sound and return its `task`; on_row: gets each window's row once it is decoded
         """
-        options = self.resolve(options)
+        self.resolve(options)
 
-        def open_sound(index: int, sound: OpenSound) -> Task | InputError:
+        def begun(sound: Callable[[], Task]) -> Task | InputError:
             try:
-                samples, on_window = sound()
+                return sound()
             except InputError as error:
                 return error
-            return resume(index, samples, self.sound(samples, options, on_window).steps())
 
-        tasks = (open_sound(*each) for each in enumerate(sounds))
-        return self.run(tasks, options, batch_size, on_row)
-
-    def run(
-        self,
-        tasks: Iterable[Task | InputError],
-        options: TranscribeOptions,
-        batch_size: int,
-        on_row: Callable[[Row], object] = lambda row: None,
-    ) -> Iterator[tuple[int, Result]]:
-        """As `transcribe_all`, from the tasks of sounds, or why a sound has none."""
         decoding = self.special.options(num_draft=options.num_draft)
         rows = max(batch_size, options.best_of)
-        return self.decoder.run(tasks, decoding, rows, batch_size, on_row)
+        return self.decoder.run(map(begun, sounds), decoding, rows, batch_size, on_row)
 
 
 def is_speech(name: str | Path) -> bool:

@@ -1,9 +1,8 @@
 """Finds where somebody speaks: Silero VAD 6 (https://github.com/snakers4/silero-vad, MIT), its 16 kHz network in NumPy."""
 
 import functools
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -105,15 +104,15 @@ def speaking(chances: np.ndarray) -> np.ndarray:
     return chances >= _PAUSE
 
 
-def first_speech(samples: np.ndarray) -> int | None:
-    """The first frame in which somebody speaks; None: nobody does."""
+def first_speech(samples: np.ndarray) -> int:
+    """The first frame in which somebody speaks; 0 if nobody does."""
     first = 0  # frame of the block
     for chances in _blocks(samples):
         speech = np.flatnonzero(chances >= _SPEECH)
         if speech.size:
             return first + int(speech[0])
         first += len(chances)
-    return None
+    return 0
 
 
 def with_speech(chances: np.ndarray) -> np.ndarray:
@@ -148,7 +147,6 @@ class Utterance:
     begin: int
     voiced: int  # where the last word ends
     end: int  # as far as it is known
-    is_over: bool
 
 
 class Utterances:
@@ -157,7 +155,6 @@ class Utterances:
     def __init__(self, pause: float):
         self.set_pause(pause)
         self.frames = 0  # so far
-        self._over = deque[Utterance]()
         self._begin: int | None = None  # of the one that goes on
         self._voiced = 0
         self._run: int | None = None  # where frames in which somebody may speak begin
@@ -166,10 +163,11 @@ class Utterances:
 
     def set_pause(self, seconds: float) -> None:
         """Let so much silence end an utterance; half of it is part of it, before and after."""
-        self.margin = round(seconds * FRAMES / 2)
+        self._margin = round(seconds * FRAMES / 2)
 
-    def hear(self, chances: np.ndarray) -> None:
-        """Go on. chances: how probable speech is in each further frame"""
+    def hear(self, chances: np.ndarray) -> list[Utterance]:
+        """Go on; those that end. chances: how probable speech is in each further frame"""
+        over = list[Utterance]()
         for chance in chances.tolist():
             if chance < _PAUSE:
                 self._run = None
@@ -182,37 +180,33 @@ class Utterances:
                 if self._begin is None:
                     self._begin = self.free
                 self._voiced = self.frames
-            elif self._begin is not None and self.frames >= self._voiced + 2 * self.margin:
-                self.end()
+            elif self._begin is not None and self.frames >= self._voiced + 2 * self._margin:
+                over += self.end()
+        return over
 
     @property
     def free(self) -> int:
         """The first frame that the next utterance may have."""
         run = self.frames if self._run is None else self._run
-        return max(self._free, run - self.margin)
+        return max(self._free, run - self._margin)
 
-    def end(self) -> None:
-        """End the utterance that goes on, as a pause does."""
-        if self._begin is not None:
-            utterance = replace(self._going_on(self._begin), is_over=True)
-            self._over.append(utterance)
+    @property
+    def ongoing(self) -> Utterance | None:
+        if self._begin is None:
+            return None
+        return Utterance(self._begin, self._voiced, min(self._voiced + self._margin, self.frames))
+
+    def end(self) -> list[Utterance]:
+        """End the utterance that goes on, if there is one, as a pause does."""
+        ongoing = self.ongoing
+        if ongoing:
             self._begin = None
-            self._free = utterance.end
+            self._free = ongoing.end
         self._run = None
         self._is_speech = False
+        return [ongoing] if ongoing else []
 
     def clear(self) -> None:
         """Forget the utterance that goes on."""
         self.end()
-        self._over.clear()
         self._free = self.frames
-
-    def take(self) -> Utterance | None:
-        """The first one that is over and was not taken before, or the one that goes on."""
-        if self._over:
-            return self._over.popleft()
-        return None if self._begin is None else self._going_on(self._begin)
-
-    def _going_on(self, begin: int) -> Utterance:
-        end = min(self._voiced + self.margin, self.frames)
-        return Utterance(begin, self._voiced, end, is_over=False)

@@ -3,15 +3,16 @@
 import math
 from dataclasses import dataclass, field
 
-from families import whisper
+from families.whisper import SoundPrompt
 from speech.features import FRAMES
+from speech.options import TranscribeOptions
 from speech.rules import Special
 from speech.segments import Segment
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A window's text at one temperature."""
+    """A window's text at one temperature; its segments have the same fields."""
 
     tokens: list[int]  # with timestamps, without the end
     origins: list[str]
@@ -20,19 +21,45 @@ class Attempt:
     compression_ratio: float  # high if the text repeats itself
     no_speech_prob: float | None = None  # None: not computed
 
+    def fails(self, options: TranscribeOptions) -> bool:
+        """Whether to try the next temperature."""
+        ratio = options.compression_ratio_threshold
+        repeats = ratio is not None and self.compression_ratio > ratio
+        threshold = options.logprob_threshold
+        unsure = threshold is not None and self.avg_logprob < threshold
+        return (repeats or unsure) and not (unsure and self._is_silent(options))
+
+    def is_speech(self, options: TranscribeOptions) -> bool:
+        return self._is_sure(options) or not self._is_silent(options)
+
+    def needs_no_speech_prob(self, options: TranscribeOptions) -> bool:
+        if self.no_speech_prob is not None:
+            return False
+        unsure = not self._is_sure(options)
+        return options.no_speech_probs or (options.no_speech_threshold is not None and unsure)
+
+    def _is_sure(self, options: TranscribeOptions) -> bool:
+        threshold = options.logprob_threshold
+        return threshold is not None and self.avg_logprob > threshold
+
+    def _is_silent(self, options: TranscribeOptions) -> bool:
+        threshold = options.no_speech_threshold
+        probability = self.no_speech_prob
+        return threshold is not None and probability is not None and probability > threshold
+
 
 @dataclass(frozen=True)
 class Window:
     """Frames are counted in what is transcribed, and so are seconds."""
 
-    prompt: whisper.Window
+    prompt: SoundPrompt
     seek: int  # its first frame
     size: int  # frames with sound; padding follows
     draft: list[int] = field(default_factory=list)  # a text that drafts the next attempt
     attempt: Attempt = Attempt([], [], 0.0, -math.inf, 1.0)
     segments: tuple[Segment, ...] = ()  # of its text
     advance: int = 0  # frames that they cover
-    rest: list[int] | None = None  # tokens after the last segment; None: the text is complete
+    rest: list[int] = field(default_factory=list)  # tokens after the last segment
 
     @property
     def start(self) -> float:
@@ -41,11 +68,6 @@ class Window:
     @property
     def sound_end(self) -> float:
         return (self.seek + self.size) / FRAMES
-
-    @property
-    def end(self) -> float:
-        """With its padding."""
-        return (self.seek + len(self.prompt.features)) / FRAMES
 
     @property
     def positions(self) -> int:

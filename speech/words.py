@@ -11,6 +11,7 @@ import numpy as np
 
 from families.whisper import Whisper
 from speech.features import FRAMES
+from speech.options import AFTER, BEFORE
 from speech.rules import SECONDS_PER_TIMESTAMP, TASKS, Special
 from speech.segments import Segment, Word
 from speech.window import Window
@@ -18,8 +19,6 @@ from text import languages
 
 Decode = Callable[[list[int]], str]
 IsText = Callable[[int], bool]
-BEFORE = "\"'“¿([{-"  # marks that join the next word
-AFTER = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001 (marks that join the word before)
 _SENTENCE_ENDS = ".。!！?？"  # noqa: RUF001
 _FILTER = 7  # encoder positions
 _HEADS = 64  # of all windows of a call: their weights stay in memory
@@ -81,9 +80,7 @@ def _median_filtered(x: mx.array) -> mx.array:
     size = x.shape[-1]
     if size <= half:
         return x
-    mirrored = np.abs(np.arange(-half, size + half))
-    mirrored = mx.array(np.minimum(mirrored, 2 * (size - 1) - mirrored))
-    padded = x[..., mirrored]
+    padded = x[..., mx.array(np.pad(np.arange(size), half, "reflect"))]
     return mx.sort(mx.stack([padded[..., i : i + size] for i in range(_FILTER)]), axis=0)[half]
 
 
@@ -280,46 +277,3 @@ def last_end(segments: Sequence[Segment]) -> float:
     """When the last word ends; without words, the last segment."""
     ends = (word.end for segment in reversed(segments) for word in reversed(segment.words or ()))
     return next(ends, segments[-1].end)
-
-
-def drop_hallucinations(
-    window: Window, whole_end: float, last: float, threshold: float
-) -> tuple[tuple[Segment, ...], float | None]:
-    """Drop the first segment that stands in silence and whose words are improbable, very short or very long, and
-    those after it. Returns the others and where to seek next, in seconds (None: at the end of the window).
-
-    whole_end: of what is transcribed; last: when speech before the window ended; threshold: from what duration on silence
-    counts, all in seconds
-    """
-    segments = window.segments
-    with_words = [i for i, segment in enumerate(segments) if segment.words]
-    for i, after in zip(with_words, [*with_words, None][1:], strict=True):
-        segment = segments[i]
-        following = None if after is None else segments[after]
-        hallucinated = _is_hallucinated(segment)
-        gap = segment.start - window.start
-        if i == with_words[0] and hallucinated and gap > threshold:
-            return (), segment.start
-        next_start = window.sound_end
-        if following and following.words:
-            next_start = following.words[0].start
-        silent_before = segment.start - last > threshold or segment.start < threshold or gap < 2
-        silent_after = next_start - segment.end > threshold or window.end - segment.end < 2
-        silent_after = silent_after or (following is not None and _is_hallucinated(following))
-        if hallucinated and silent_before and silent_after:
-            seek = max(window.start + 1, segment.start)
-            if whole_end - segment.end < threshold:
-                seek = whole_end
-            return segments[:i], seek
-        last = segment.end
-    return segments, None
-
-
-def _is_hallucinated(segment: Segment) -> bool:
-    """Whether the words of a segment (the first eight) are not like speech."""
-    words = [word for word in segment.words or () if word.word not in BEFORE + AFTER][:8]
-    score = 0.0
-    for word in words:
-        duration = word.end - word.start
-        score += (word.probability < 0.15) + 15 * max(0, 0.133 - duration) + max(0, duration - 2)
-    return score >= 3 or score + 0.01 >= len(words)

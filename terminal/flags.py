@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from common.errors import InputError
 from common.reporting import reporter
-from speculative.options import DECLARED, Options
+from speculative.options import DECLARED, EARLY, TEXTS, Declared, Options, Values
 from terminal import cli
 from text.memory import Memory, load_memory
 from text.tokens_in_texts import read_tokens
@@ -168,28 +168,38 @@ def options_of(args) -> Options:
     return Options(**{name: value for name, value in vars(args).items() if name in DECLARED})
 
 
-def add_decoding_options(parser: cli.Parser, without: Collection[str] = ()) -> None:
+def add_options(
+    parser: cli.Parser,
+    without: Collection[str] = (),
+    options: Mapping[str, Declared] = DECLARED,
+) -> None:
     """A flag for each option but those in `without`."""
-    groups = {name: parser.add_argument_group(name, about) for name, about in _GROUPS.items()}
-    for name, declared in DECLARED.items():
+    names = {declared.group for declared in options.values()}
+    groups = {
+        name: parser.add_argument_group(name, about)
+        for name, about in _GROUPS.items()
+        if name in names
+    }
+    for name, declared in options.items():
         if declared.flags is not None and name not in without:
             groups.get(declared.group, parser).add_argument(
                 f"--{name.replace('_', '-')}",
                 *declared.flags,
                 default=argparse.SUPPRESS,
                 help=f"{declared.help} (default: {declared.default})".replace("%", "%%"),
-                **reading(name),
+                **reading(declared.values),
             )
 
 
-def reading(name: str) -> dict[str, Any]:
-    """The arguments with which argparse reads the option's value."""
-    values = DECLARED[name].values
+def reading(values: Values) -> dict[str, Any]:
+    """The arguments with which argparse reads an option's value."""
+    if values.read:
+        return dict(type=values.read, metavar=values.metavar)
     if values.kind is bool:
         return dict(action=argparse.BooleanOptionalAction)
-    if name == "early_stopping":  # without a value it means True
+    if values is EARLY:  # without a value it means True
         return dict(nargs="?", const=True, choices=values.choices)
-    if values.metavar == "TEXT":
+    if values is TEXTS:
         return dict(action="append", metavar="TEXT")
     if values.metavar == "JSON":
         return dict(type=partial(json_value, values.kind), metavar="JSON")

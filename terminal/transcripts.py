@@ -6,137 +6,166 @@ import sys
 import time
 import zlib
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 
-import numpy as np
 from tqdm import tqdm
 
 from common.errors import InputError
-from common.files import stamp
+from common.files import Journal, stamp
 from common.reporting import reporter
 from families.loading import find
-from speculative.row import Stats
-from speculative.tasks import Task
+from speculative.row import Row, Stats
+from speculative.tasks import Ended, Task, resume
 from speech import audio
 from speech.features import RATE
-from speech.journal import resumed
 from speech.live import Heard
 from speech.options import TranscribeOptions
 from speech.outputs import Output
 from speech.segments import Segment, Transcript
 from speech.transcriber import Transcriber
-from speech.transcript import OnWindow
 from terminal import cli
 from terminal.prompt_files import InOrder
 from terminal.summary import Summary
 
+WINDOW_SECONDS = 28  # about what a window's text covers
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-WINDOW_SECONDS = 28  # about what a window's text covers
-
-
-class Printer:
-    """Prints what comes of each sound, in the order of the files."""
+class AudioFiles:
+    """Transcribes files: to stdout in their order, txt segment by segment, or to files
+    under these names."""
 
     def __init__(
-        self, sources: Sequence[str], output: Output, late: float, track: str | None, bar: tqdm
+        self,
+        transcriber: Transcriber,
+        sources: Sequence[str],
+        options: TranscribeOptions,
+        output: Output,
+        names: Sequence[str],
+        track: str | None,
     ):
-        """late: the last second at which a clip begins; track: see audio.read"""
-        self._sources, self._output, self._late, self._bar = sources, output, late, bar
-        self._track = track
+        """track: see audio.read"""
+        self._transcriber, self._sources, self._options = transcriber, sources, options
+        self._output, self._names, self._track = output, names, track
+        self._bar = tqdm(desc="audio", unit="s", disable=None, total=0)
+        self._opened = 0
+        self._done = [0.0] * len(sources)  # seconds
         self._several = len(sources) > 1 and not output.folder
         self._lines = InOrder(partial(cli.write, end=""))
         if self._several and output.format == "vtt":  # one header for all
             cli.write("WEBVTT\n\n", end="")
+        model = stamp(find(transcriber.name)) if output.folder else ""
+        settings = "transcribe.py", model, replace(options, num_draft=0, reference=())
+        self._key = zlib.crc32(repr(settings).encode())  # of journals
 
-    def open_sound(self, index: int) -> tuple[np.ndarray, OnWindow]:
-        """A sound's samples, and what prints its windows."""
+    def open_sound(self, index: int) -> Task:
+        """Read a sound. Raises InputError if it cannot be read."""
         source = self._sources[index]
         samples = audio.read(source, report=reporter.note, track=self._track)
         if self._output.streamed and self._several:
             self._lines.put(index, f"{source}:\n", finished=False)
         length = len(samples) / RATE
-        if self._late > length:
+        late = max(self._options.clip_timestamps[::2], default=0)
+        if late > length:
             reporter.note(
-                f"{source}: --clip-timestamps has no effect from {self._late:g} s on: "
+                f"{source}: --clip-timestamps has no effect from {late:g} s on: "
                 f"the audio ends at {length:.1f} s"
             )
-        self._bar.total = (self._bar.total or 0) + length
-        shown = 0.0  # seconds
+        self._opened += 1
+        self._bar.total += length
+        learner = self._transcriber.decoder.learner
+        if learner:
+            windows = self._bar.total / WINDOW_SECONDS
+            learner.total = windows * len(self._sources) / self._opened
+        task = self._transcriber.task(samples, self._options, partial(self.show, index))
+        if not self._output.folder:
+            return task
+        key = f"{zlib.crc32(samples.tobytes(), self._key):08x}"
+        return resumed(task, self._output.base(self._names[index]), key, self._output.force)
 
-        def on_window(segments: Sequence[Segment], seconds: float, stats: Stats) -> None:
-            nonlocal shown
-            if self._output.streamed:
-                text = "".join(f"{segment.text.strip()}\n" for segment in segments)
-                self._lines.put(index, text, finished=False)
-            self._bar.update(seconds - shown)
-            shown = seconds
+    def show(self, index: int, segments: Sequence[Segment], seconds: float, stats: Stats) -> None:
+        """Print what was said in a window."""
+        if self._output.streamed:
+            text = "".join(f"{segment.text.strip()}\n" for segment in segments)
+            self._lines.put(index, text, finished=False)
+        self._bar.update(seconds - self._done[index])
+        self._done[index] = seconds
 
-        return samples, on_window
+    def _end(self, index: int, result: Transcript | InputError) -> bool:
+        """Write a transcript, or print what is left of it; return whether all went well."""
+        if isinstance(result, InputError):
+            reporter.note(str(result))
+            self._lines.put(index, "")
+            return False
+        is_written = write_files(self._output, result, self._names[index])
+        title = cli.one_line(self._sources[index]) if self._several else None
+        self._lines.put(index, self._output.text(result, title))
+        return is_written
 
-    def end(self, index: int, transcript: Transcript | None) -> None:
-        """Print what is left of a sound. None: it could not be read."""
-        text = ""
-        if transcript:
-            title = cli.one_line(self._sources[index]) if self._several else None
-            text = self._output.text(transcript, title)
-        self._lines.put(index, text)
+    def transcribe(self, batch_size: int, verbose: bool) -> None:
+        """Transcribe all. Report those that cannot be read or written; they make the exit code 1."""
+        summary = Summary(unit="windows")
+        played = 0.0
+        failed = 0
+        sounds = [partial(self.open_sound, i) for i in range(len(self._sources))]
+        with self._bar as bar:
+            for index, result in self._transcriber.transcribe_all(
+                sounds, self._options, batch_size
+            ):
+                failed += not self._end(index, result)
+                if isinstance(result, InputError):
+                    continue
+                summary.texts += 1
+                summary.stats += result.stats
+                played += result.duration
+                if verbose and bar.disable:
+                    reporter.note(f"{summary.texts}/{len(sounds)} files, {played:.0f} s of audio")
+        if verbose:
+            print_summary(summary, played)
+        if failed:
+            raise InputError(f"{failed} of {len(sounds)} files failed")
 
 
-def transcribe_files(
-    transcriber: Transcriber,
-    sources: Sequence[str],
-    options: TranscribeOptions,
-    output: Output,
-    names: Sequence[str],
-    batch_size: int,
-    track: str | None,
-    verbose: bool,
-) -> None:
-    """Transcribe all files: to stdout in their order, txt segment by segment, or to files under these names. Report
-    those that cannot be read or written; they make the exit code 1."""
-    model = stamp(find(transcriber.name))
-    settings = repr(("transcribe.py", model, replace(options, num_draft=0, reference=()))).encode()
-    summary = Summary(unit="windows")
-    failed = 0
-    played = 0.0
-    with tqdm(desc="audio", unit="s", disable=None) as bar:
-        late = max(options.clip_timestamps[::2], default=0)
-        printer = Printer(sources, output, late, track, bar)
-        sounds = (partial(printer.open_sound, i) for i in range(len(sources)))
+def resumed(task: Task, output: Path, key: str, force: bool = False) -> Task:
+    """A sound's task. Rows that an earlier run has decoded come from the output's journal, in the same order; those that
+    this run decodes are added to it. Arguments and InputError: as `Journal`."""
+    try:
+        journal = Journal(output, key, force)
+    except OSError:  # a full disk, for example: nothing is kept
+        return (yield from task)
+    with closing(journal):
+        earlier = iter(journal.entries)
+        work = resume(task)
+        while not isinstance(work, Ended):
+            result = None
+            if callable(work):
+                result = yield work
+            else:
+                rows = [*work]
+                entry = next(earlier, None)
+                if entry is None:
+                    yield rows
+                    try:
+                        journal.append([(row.generated, row.origins, row.logprobs) for row in rows])
+                    except OSError:  # what has no entry is decoded again
+                        return (yield from task)
+                else:
+                    _fill(rows, entry)
+            work = resume(task, result)
+        return work.result
 
-        windows: list[float] = []  # of the sounds that were opened
 
-        def resume(index: int, samples: np.ndarray, task: Task) -> Task:
-            windows.append(len(samples) / (WINDOW_SECONDS * RATE))
-            if transcriber.decoder.learner:
-                total = sum(windows) * len(sources) / len(windows)
-                transcriber.decoder.learner.total = total
-            if not output.folder:
-                return task
-            key = zlib.crc32(samples.tobytes(), zlib.crc32(settings))
-            return resumed(task, output.base(names[index]), f"{key:08x}", output.force)
-
-        for index, transcript in transcriber.transcribe_all(sounds, options, batch_size, resume):
-            if isinstance(transcript, InputError):
-                failed += 1
-                reporter.note(str(transcript))
-                printer.end(index, None)
-                continue
-            failed += not write_files(output, transcript, names[index])
-            printer.end(index, transcript)
-            summary.texts += 1
-            summary.stats += transcript.stats
-            played += transcript.duration
-            if verbose and bar.disable:
-                reporter.note(f"{summary.texts}/{len(sources)} files, {played:.0f} s of audio")
-    if verbose:
-        print_summary(summary, played)
-    if failed:
-        raise InputError(f"{failed} of {len(sources)} files failed")
+def _fill(rows: list[Row], values: list) -> None:
+    """Finish rows with what was decoded of them before."""
+    for row, (tokens, origins, logprobs) in zip(rows, values, strict=True):
+        row.tokens += tokens
+        row.origins += origins
+        row.logprobs += logprobs
+        row.finish_reason = "stop"
 
 
 def write_files(output: Output, transcript: Transcript, name: str) -> bool:

@@ -24,7 +24,7 @@ from families.conversion import convert
 from families.converted import build
 from families.loading import find, load
 from families.registry import family_of
-from families.whisper import Window
+from families.whisper import SoundPrompt
 
 Q = ["q", "q_proj"]
 OPTIONS = {
@@ -186,5 +186,5 @@ def test_whispers_adapter_transcribes_as_peft_does(tmp_path, monkeypatch):
     with torch.no_grad():
         features = torch.tensor(sound).transpose(1, 2)
         expected = model(features, decoder_input_ids=torch.tensor(tokens)).logits.numpy()
-    logits, _ = ours.attention([Window(sound[0])], mx.array(tokens), {0: [1]})
+    logits, _ = ours.attention([SoundPrompt(sound[0])], mx.array(tokens), {0: [1]})
     assert_close(np.array(logits), expected)

@@ -285,16 +285,12 @@ def test_a_track_that_begins_late_ends_nothing():
 
 
 @pytest.mark.parametrize("channels", [1, 2])
-@pytest.mark.parametrize("width", [1, 2, 3, 4])
-def test_without_pyav_wav_is_read(monkeypatch, width, channels):
-    """As with it, which rounds to 16 bits."""
-    sound = np.random.default_rng(0).integers(-(2**31), 2**31, [999, channels], np.int32)
-    numbers = sound.astype("<i4").view(np.uint8).reshape(-1, 4)[:, 4 - width :].copy()
-    numbers[:, -1] ^= 0x80 if width == 1 else 0
+def test_without_pyav_wav_is_read(monkeypatch, channels):
+    sound = np.random.default_rng(0).integers(-(2**15), 2**15, [999, channels], np.int16)
     file = io.BytesIO()
     with wave.open(file, "wb") as output:
-        output.setparams((channels, width, RATE, 0, "NONE", ""))
-        output.writeframes(numbers.tobytes())
+        output.setparams((channels, 2, RATE, 0, "NONE", ""))
+        output.writeframes(sound.astype("<i2").tobytes())
     expected = read_bytes(file.getvalue())
     monkeypatch.setattr(audio, "av", None)
     samples = read_bytes(file.getvalue())
@@ -307,9 +303,7 @@ def test_without_pyav_wav_is_read(monkeypatch, width, channels):
 @pytest.mark.parametrize("name", [name for name in FILES if name != "wav"])
 def test_without_pyav_other_sound_is_refused(monkeypatch, name):
     monkeypatch.setattr(audio, "av", None)
-    message = (
-        "only 16000 Hz PCM wav can be read without PyAV: pip install -r requirements-audio.txt"
-    )
+    message = "only 16000 Hz wav of 16 bits can be read without PyAV: pip install -r requirements-audio.txt"
     assert mistake("-", io.BytesIO(FILES[name])) == f"standard input: {message}"
 
 

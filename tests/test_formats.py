@@ -5,9 +5,9 @@ import random
 from dataclasses import replace
 from itertools import pairwise
 
-from speech.formats import FORMATS, Layout
+from speech.formats import FORMATS, cues
+from speech.options import Layout
 from speech.segments import Segment, Transcript, Word
-from speech.subtitles import Rules, cues
 
 
 def segment(number: int, start: float, end: float, text: str, **fields) -> Segment:
@@ -129,7 +129,7 @@ def test_cues_for_reading_break_at_sentences_and_stay_long_enough():
     times = [0.4 * i for i in range(len(text.split()) + 1)]
     transcript = timed(text, *times)
     assert "ninety. Eight" in FORMATS["srt"](transcript, Layout(42, 2)).replace("\n", " ")
-    written = FORMATS["srt"](transcript, Layout(reading=Rules())).split("\n\n")
+    written = FORMATS["srt"](transcript, Layout(subtitles=True)).split("\n\n")
     assert [cue.splitlines()[1:] for cue in written[:-1]] == [
         ["00:00:00,000 --> 00:00:01,920", "It is half past ninety."],
         [
@@ -143,12 +143,16 @@ def test_cues_for_reading_break_at_sentences_and_stay_long_enough():
 def test_a_mark_that_the_word_before_has_taken_is_not_shown_again():
     (part,) = timed("so!", 0.0, 1.0).segments
     both = Transcript(" so!", (part, replace(part, start=1, end=2, text="!", words=())), "en", 2.0)
-    assert FORMATS["srt"](both, Layout(reading=Rules())).count("!") == 1
+    assert FORMATS["srt"](both, Layout(subtitles=True)).count("!") == 1
 
 
 def test_cues_for_reading_hold_all_words_in_order_whatever_their_times():
     chance = random.Random(0)
-    for rules in (Rules(), Rules(20, 1, 2.0, 3.0, 9.0, 0.0), Rules(4, 3, 0.1, 0.2, 99.0, 2.0)):
+    for rules in (
+        Layout(),
+        Layout(20, 1, None, False, True, 2.0, 3.0, 9.0, 0.0),
+        Layout(4, 3, None, False, True, 0.1, 0.2, 99.0, 2.0),
+    ):
         times = [0.0]
         for _ in range(300):
             times.append(round(times[-1] + chance.choice((0.02, 0.3, 0.5, 4)), 2))
@@ -164,4 +168,4 @@ def test_cues_for_reading_hold_all_words_in_order_whatever_their_times():
 
 
 def test_a_cue_without_a_letter_ends_nothing():
-    assert [*cues([Word(" ", 0.0, 1.0, 0.5, 1)], Rules(), 2.0)] == [(0.0, 1.0, "")]
+    assert [*cues([Word(" ", 0.0, 1.0, 0.5, 1)], Layout(), 2.0)] == [(0.0, 1.0, "")]

@@ -6,7 +6,8 @@ import pytest
 from helpers import whisper_models as wm
 
 from common.errors import InputError
-from speech.formats import FORMATS, Layout
+from speech.formats import FORMATS
+from speech.options import Layout
 from speech.reference import Reference, parse
 from speech.segments import Segment, Transcript
 

@@ -221,7 +221,7 @@ def seven_hours() -> bytes:
         (form({"model": "whisper-1", "vad_filter": "True"}), 400, "no audio file"),
         (form({"audio_track": "2"}, SECOND), 400, "no audio track 2; there are 1"),
         (form({"beam_size": "5"}), 400, "there is no field 'beam_size'"),
-        (form({"best_of": "99"}), 400, "best_of is 99, not from 1 to 64"),
+        (form({"best_of": "99"}), 400, "best_of is 99, not a whole number from 1 to 64"),
         (form({}, origin="http://elsewhere"), 403, "other web pages"),
         ((b"{}", {"content-type": "application/json"}), 415, "multipart/form-data"),
         ((b"--", {"content-type": "multipart/form-data"}), 400, "not a form"),

@@ -46,8 +46,8 @@ def test_drafts_are_accepted_and_change_nothing(pair):
     plain = [pair.transcribe(read(str(file)), TranscribeOptions(num_draft=0)) for file in FILES]
     assert [found.language for found in plain] == [clip["language"] for clip in CLIPS.values()]
     for num_draft, batch_size in ((5, 5), ("auto", 3)):
-        sounds = [lambda file=file: (read(str(file)), lambda *_: None) for file in FILES]
         options = TranscribeOptions(num_draft=num_draft)
+        sounds = [lambda file=file, o=options: pair.task(read(str(file)), o) for file in FILES]
         found = dict(pair.transcribe_all(sounds, options, batch_size))
         for i, expected in enumerate(plain):
             assert [s.tokens for s in found[i].segments] == [s.tokens for s in expected.segments]

@@ -10,15 +10,14 @@ import torch
 from helpers import whisper_models as wm
 
 import speech.timeline
-import speech.transcript
+import speech.transcriber
 from families.whisper import Encoder
 from speculative.row import Stats
 from speech.features import HOP, RATE
 from speech.options import TranscribeOptions
 from speech.pipeline import Pipeline
 from speech.rules import Special
-from speech.transcriber import Transcriber
-from speech.transcript import Sound
+from speech.transcriber import Sound, Transcriber
 
 BINS = wm.SHAPE["num_mel_bins"]
 MOST = 40  # tokens of a window's text
@@ -38,7 +37,7 @@ def noise(monkeypatch):
         rng = np.random.default_rng(int(samples[0]))
         return rng.normal(0, 1, (len(samples) // HOP, bins)).astype(np.float32)
 
-    monkeypatch.setattr(speech.transcript, "log_mel", log_mel)
+    monkeypatch.setattr(speech.transcriber, "log_mel", log_mel)
     monkeypatch.setattr(speech.timeline, "_QUIET", np.inf)  # all of it is heard
     options = Special.options
 
@@ -98,7 +97,7 @@ def test_the_long_form_is_transformers_own(models, noise, condition):
 
 def transcribed(transcriber, options, batch_size=1, count=2):
     """The transcripts of some sounds, as far as texts go, and what they took."""
-    sounds = [lambda i=i: (sound(60 + 50 * i, i), lambda *_: None) for i in range(count)]
+    sounds = [lambda i=i: transcriber.task(sound(60 + 50 * i, i), options) for i in range(count)]
     transcripts = dict(transcriber.transcribe_all(sounds, options, batch_size))
     texts = [
         [(s.tokens, s.start, s.temperature) for s in transcripts[i].segments] for i in range(count)
@@ -148,7 +147,7 @@ def test_rows_can_be_decoded_when_nobody_waits_for_their_transcript(models):
     """A server's client may go away before the draft model has read its window."""
     _, ours, _, own = models
     transcriber = Transcriber(ours, own)
-    steps = transcriber.sound(sound(60, 1), TranscribeOptions("de")).steps()
+    steps = transcriber.task(sound(60, 1), TranscribeOptions("de"))
     (row,) = next(steps)
     with transcriber.decoder.running(transcriber.special.options(num_draft=3)) as driver:
         driver.admit([row])

@@ -18,13 +18,13 @@ from helpers.models import assert_close
 from helpers.oracle import disturbed
 from tokenizers import Tokenizer, models
 
-import speech.transcript
+import speech.transcriber
 from checkpoints.quantization import Quantization
 from common.errors import InputError
 from common.reporting import reporter
 from decoder import load
 from families.conversion import convert
-from families.whisper import Window
+from families.whisper import SoundPrompt
 from speculative.drafting import ModelDrafter
 from speculative.processors import Controls
 from speculative.row import Row
@@ -58,7 +58,7 @@ def test_logits_are_those_of_transformers(tmp_path, changes):
         expected = reference(
             as_theirs(sound), decoder_input_ids=torch.tensor(tokens)
         ).logits.numpy()
-    one, two = map(Window, sound)
+    one, two = map(SoundPrompt, sound)
     logits, scores = model.attention([one, two], mx.array(tokens), {0: [1]})
     assert_close(np.array(logits), expected)
     reference.set_attn_implementation("eager")
@@ -170,7 +170,7 @@ def test_a_windows_text_is_transformers_own_with_drafts_and_without(tmp_path):
         (sound,) = features(1, seed=seed)
         prefix = s.prefix("de", "transcribe")
         expected = their_text(reference, sound)
-        window = Window(sound)
+        window = SoundPrompt(sound)
         for num_draft in (0, 4):
             row = Row(window, s.options(num_draft=num_draft, max_tokens=500))
             row.begin(prefix, model.config)
@@ -192,7 +192,7 @@ def test_a_vocabulary_without_timestamps_has_a_segment_for_a_window(tmp_path, mo
     monkeypatch.setattr(wm, "tokenizer", partial(wm.tokenizer, words, stamps=False))
     monkeypatch.setitem(wm.GENERATION, "begin_suppress_tokens", [19])  # the likeliest
     (sound,) = features(1)
-    monkeypatch.setattr(speech.transcript, "log_mel", lambda samples, bins: sound)
+    monkeypatch.setattr(speech.transcriber, "log_mel", lambda samples, bins: sound)
     reference = wm.reference_model(vocab_size=wm.FIRST_STAMP + words)
     folders = [wm.converted(reference, tmp_path / name) for name in ("model", "draft")]
     expected = their_text(reference, sound, stamps=False)[4:]
@@ -210,7 +210,7 @@ def test_a_vocabulary_without_timestamps_has_a_segment_for_a_window(tmp_path, mo
 
 def test_a_window_is_forgotten_with_its_last_row(tmp_path):
     model, _ = load(wm.converted(wm.reference_model(), tmp_path))
-    row = Row(Window(features(1)[0]))
+    row = Row(SoundPrompt(features(1)[0]))
     model.start([row.prompt])
     held = weakref.ref(row.prompt)
     assert held().encoded
@@ -236,7 +236,7 @@ def test_a_checkpoint_in_shards_and_half_precision_is_read(tmp_path):
         model, _ = load(tmp_path / dtype)
         logits = []
         for each in (whole, model):
-            window = Window(features(1)[0])
+            window = SoundPrompt(features(1)[0])
             cache = each.start([window])
             at = np.arange(3, dtype=np.int32)[None]
             logits.append(
