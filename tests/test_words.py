@@ -248,7 +248,7 @@ def spoken(transcript):
 @pytest.mark.parametrize(
     "changes",
     [{}, dict(vad=True, batched=True)],
-    ids=["plain", "batched", "without inventions"],
+    ids=["plain", "batched"],
 )
 def test_drafted_words_are_plain_ones(models, voice, cpu, changes):
     _, ours, shared, own = models
