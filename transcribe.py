@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.errors import InputError, naming
+from common.errors import InputError, errors_name
 from common.reporting import reporter
 from decoder import BATCH_SIZE
 from demo.pair import demo_model
@@ -103,7 +103,7 @@ def file_names(sources: Sequence[str], output_name: str | None, output: Output) 
 
 
 def read_reference(path: Path) -> tuple[Part, ...]:
-    with naming(path):
+    with errors_name(path):
         try:
             return parse(path.read_text(encoding="utf-8-sig"))
         except UnicodeDecodeError:

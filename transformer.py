@@ -13,7 +13,7 @@ import mlx.nn as nn
 import numpy as np
 
 from common.errors import InputError
-from speculative.cache import CrossCache
+from speculative.cache import CrossCache, table_positions
 from speculative.model import Model, TokenLists, padded, replace_unknown
 
 Sublayer = Callable[[mx.array], mx.array]
@@ -56,7 +56,7 @@ class Attention(nn.Module):
         source_dims: int | None = None,
     ):
         super().__init__()
-        self._head_width = head_width
+        self.head_width = head_width
         self._scale = scale
         inner = num_heads * head_width
         inner_keys = (key_heads or num_heads) * head_width
@@ -69,7 +69,7 @@ class Attention(nn.Module):
         """[B, H, T, D]: the "query", "key" or "value" of x [B, T, d_model], by heads. positions [B, T]: given only to
         rotate queries and keys."""
         B, T, _ = x.shape
-        return self[name](x).reshape(B, T, -1, self._head_width).transpose(0, 2, 1, 3)
+        return self[name](x).reshape(B, T, -1, self.head_width).transpose(0, 2, 1, 3)
 
     def project(self, x: mx.array, *positions: mx.array) -> tuple[mx.array, mx.array]:
         """Keys and values, [B, H, T, D] each, from x [B, T, d_model]."""
@@ -310,6 +310,14 @@ class EncoderDecoder(Model, nn.Module):
             layer[name].attend = partial(keep, i, layer[name])
         positions = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
         return model.decode(tokens, positions, cache), scores
+
+    def known_positions(self, positions: np.ndarray) -> np.ndarray:
+        """Positions to look up in a table, a filler's too. InputError for one beyond the model's last."""
+        known = table_positions(positions)
+        limit = self.config.max_positions
+        if limit and known.max() >= limit:
+            raise InputError(f"the text is longer than the {limit} positions that the model knows")
+        return known
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
         return self.logits(self.states(tokens, positions, cache))

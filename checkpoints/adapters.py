@@ -15,7 +15,6 @@ from functools import partial
 from math import sqrt
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -57,44 +56,55 @@ def base_of(adapter: Path) -> tuple[str, str | None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Sum(Tensor):
-    """A base's tensor [O, I] and `scale` x `up` [O, R] x `down` [R, I]; a bias [O] with `up` [O, 1] and no `down`."""
+class _Changed(Tensor):
+    """A base's tensor, with a change of its blocks in float32, of which it gets the first row's number too."""
 
-    up: Tensor
-    down: Tensor | None = None
-    scale: float
-
-    def __post_init__(self) -> None:
-        change = (self.up.shape[0], *(self.down.shape[1:] if self.down else ()))
-        if change != self.shape:
-            raise InputError(f"it changes {change}, but the base has {self.shape}")
+    base: Tensor
+    change: Callable[[int, np.ndarray], np.ndarray]
 
     def blocks(self) -> Iterator[np.ndarray]:
-        up = _float32(self.up) * np.float32(self.scale)
-        down = _float32(self.down) if self.down else np.ones((1, 1), np.float32)
         start = 0
-        for block in map(_as_float32, super().blocks()):
-            end = start + len(block)
-            yield block + (up[start:end] @ down).reshape(block.shape)
-            start = end
+        for block in map(_as_float32, self.base.blocks()):
+            yield self.change(start, block)
+            start += len(block)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rows(Tensor):
+def _changed(base: Tensor, change: Callable[[int, np.ndarray], np.ndarray]) -> Tensor:
+    place = base.path, base.offset, base.dtype, base.shape, base.strides
+    return _Changed(*place, base=base, change=change)
+
+
+def _instead(new: Tensor, base: Tensor) -> Tensor:
+    return new
+
+
+def _plus_product(up: Tensor, down: Tensor, scale: float, base: Tensor) -> Tensor:
+    """A base's tensor [O, I] + scale x up [O, R] x down [R, I]."""
+    shape = up.shape[0], *down.shape[1:]
+    if shape != base.shape:
+        raise InputError(f"it changes {shape}, but the base has {base.shape}")
+
+    def change(start: int, block: np.ndarray) -> np.ndarray:
+        rows = _float32(up)[start : start + len(block)] * np.float32(scale)
+        return block + rows @ _float32(down)
+
+    return _changed(base, change)
+
+
+def _plus_bias(bias: Tensor, scale: float, base: Tensor) -> Tensor:
+    return _changed(base, lambda start, block: block + scale * _float32(bias)[start:][: len(block)])
+
+
+def _with_rows(tokens: list[int], rows: Tensor, base: Tensor) -> Tensor:
     """A base's tensor [O, I] in which `rows` stand for those of `tokens`."""
 
-    tokens: tuple[int, ...]
-    rows: Tensor
+    def change(start: int, block: np.ndarray) -> np.ndarray:
+        at = np.array(tokens) - start
+        here = (at >= 0) & (at < len(block))
+        block[at[here]] = _float32(rows)[here]
+        return block
 
-    def blocks(self) -> Iterator[np.ndarray]:
-        tokens = np.array(self.tokens)
-        rows = _float32(self.rows)
-        start = 0
-        for block in map(_as_float32, super().blocks()):
-            here = (tokens >= start) & (tokens < start + len(block))
-            block[tokens[here] - start] = rows[here]
-            start += len(block)
-            yield block
+    return _changed(base, change)
 
 
 def _as_float32(array: np.ndarray) -> np.ndarray:
@@ -130,9 +140,9 @@ def merge(
     if has_embeddings:  # neither stack reads the shared one
         merged = {name: x for name, x in merged.items() if not _is(name, "shared.weight")}
     rows = {merged[name].shape[0] for name in _embeddings(merged)}
-    bias = merged.get("final_logits_bias")
     if len(rows) > 1 or config.get("vocab_size") in (*rows, None):
         return merged, dict(config)
+    bias = merged.get("final_logits_bias")
     if bias and not _float32(bias).any():  # nor is it any longer for new tokens
         del merged["final_logits_bias"]
     return merged, {**config, "vocab_size": rows.pop()}
@@ -162,8 +172,7 @@ def _untied(base: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
     for name in _embeddings(base):
         if _is(name, "shared.weight"):
             for stack in ("encoder", "decoder"):
-                own = name.replace("shared", f"{stack}.embed_tokens")
-                tensors.setdefault(own, base[name])
+                tensors.setdefault(name.replace("shared", f"{stack}.embed_tokens"), base[name])
     if not any(_is(name, f"{head}.weight") for name in tensors):
         embedding = max(_embeddings(tensors), key=lambda name: "decoder" in name)
         tensors[f"{head}.weight"] = tensors[embedding]
@@ -173,42 +182,27 @@ def _untied(base: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
 def _changes(
     module: str, parts: Mapping[str, Tensor], raw: Mapping, config: Mapping
 ) -> Iterator[tuple[str, bool, Callable[[Tensor], Tensor]]]:
-    """Which of a module's tensors change, whether embeddings tied to it do as well, and how.
-
-    Tokens that are trained change wherever the embedding is, and so does an embedding that was not trained as a copy: it
-    is saved because it has grown.
-    """
-    copied = any(f".{saved}." in f".{module}." for saved in raw.get("modules_to_save") or [])
-    for kind in ("weight", "bias"):
-        if kind in parts:
-            yield kind, not copied, partial(_saved, parts[kind])
+    """Which of a module's tensors change, whether embeddings tied to it do as well, and what becomes of one. Tokens change wherever
+    the embedding is, and so does an embedding that is saved only because it has grown."""
+    is_copy = any(f".{saved}." in f".{module}." for saved in raw.get("modules_to_save") or [])
+    for kind in parts.keys() & {"weight", "bias"}:
+        yield kind, not is_copy, partial(_instead, parts[kind])
     if _TOKENS in parts:
         tokens = raw["trainable_token_indices"]
         is_tied = config.get("tie_word_embeddings") is not False
         if isinstance(tokens, dict) or (_is(module, "shared") and not is_tied):
             # PEFT's versions differ in which of the other modules get the rows.
             raise InputError(f"trainable_token_indices of {module}: not of a tied embedding")
-        yield "weight", is_tied, partial(_changed, _Rows, tokens=tuple(tokens), rows=parts[_TOKENS])
+        yield "weight", is_tied, partial(_with_rows, tokens, parts[_TOKENS])
     if "lora_embedding_A" in parts:
         down, up = (_transposed(parts[f"lora_embedding_{part}"]) for part in "BA")
-        scale = _scale(module, up.shape[1], raw)
-        yield "weight", False, partial(_changed, _Sum, up=up, down=down, scale=scale)
+        yield "weight", False, partial(_plus_product, up, down, _scale(module, up.shape[1], raw))
     if "lora_A.weight" in parts:
         down, up = parts["lora_A.weight"], parts["lora_B.weight"]
         scale = _scale(module, down.shape[0], raw)
-        yield "weight", False, partial(_changed, _Sum, up=up, down=down, scale=scale)
+        yield "weight", False, partial(_plus_product, up, down, scale)
         if "lora_B.bias" in parts:
-            bias = parts["lora_B.bias"]
-            column = replace(bias, shape=(*bias.shape, 1), strides=())
-            yield "bias", False, partial(_changed, _Sum, up=column, scale=scale)
-
-
-def _saved(new: Tensor, base: Tensor) -> Tensor:
-    return new
-
-
-def _changed(kind: type[Tensor], base: Tensor, **fields: Any) -> Tensor:
-    return kind(**vars(base), **fields)
+            yield "bias", False, partial(_plus_bias, parts["lora_B.bias"], scale)
 
 
 def _transposed(matrix: Tensor) -> Tensor:
@@ -230,9 +224,9 @@ def with_tokenizer_of(adapter: Path | None, base: Path) -> Iterator[Path]:
     if adapter is None or not (adapter / "tokenizer_config.json").exists():
         yield base
         return
+    files = [file for file in base.iterdir() if file.name not in TOKENIZER_FILES]
+    files += [file for file in adapter.iterdir() if file.name in TOKENIZER_FILES]
     with TemporaryDirectory() as folder:
-        for source, is_wanted in ((base, False), (adapter, True)):
-            for file in source.iterdir():
-                if (file.name in TOKENIZER_FILES) is is_wanted and file.is_file():
-                    Path(folder, file.name).symlink_to(file.resolve())
+        for file in files:
+            Path(folder, file.name).symlink_to(file.resolve())
         yield Path(folder)

@@ -1,14 +1,15 @@
 """The part of a model's config.json that all families share, and checks of its values."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 from common.errors import InputError
 
 # A size times a number of heads must stay below 2^31, MLX's limit for shapes.
-_MOST, MOST_LAYERS = 1 << 20, 1 << 10
+_MAX = 1 << 20
+MAX_LAYERS = 1 << 10
 _IDS = ("_id", "_ids")
 _Self = TypeVar("_Self", bound="BaseConfig")
 
@@ -17,10 +18,8 @@ _Self = TypeVar("_Self", bound="BaseConfig")
 class BaseConfig:
     """A config that checks its fields by type and name; InputError for an invalid value.
 
-    An `int` is from 1 to 2^20, `..._layers` (of one stack) and `..._heads` up to 1024, `..._id` from 0. A
-    `float` is finite, `..._epsilon` below 1. Unions with None and tuples are checked by their parts.
-    Every `..._id` and `..._ids` must be a row of the vocabulary: MLX does not check indices, and a model
-    without its end-of-sequence token would never stop.
+    Sizes are from 1 to 2^20, `..._layers` (of one stack) and `..._heads` up to 1024. Every `..._id` and `..._ids` must be a row of
+    the vocabulary: MLX does not check indices, and a model without its end-of-sequence token would never stop.
     """
 
     vocab_size: int  # rows of the embedding: at least the number of the tokenizer's pieces
@@ -39,20 +38,19 @@ class BaseConfig:
                 raise InputError(f"config.json: {fault}")
 
     @classmethod
-    def from_hub(cls: type[_Self], raw: Mapping, weights: Iterable[str] | None) -> _Self:
+    def from_hub(cls: type[_Self], raw: Mapping, weights: Collection[str] | None) -> _Self:
         """From Hugging Face's config.json with the token ids of its generation_config.json, and our names of the
         checkpoint's weights (None: not downloaded yet)."""
         raise NotImplementedError
 
     @classmethod
     def read(cls: type[_Self], raw: Mapping, family: str, **others: Any) -> _Self:
-        """From the fields that Hugging Face's config.json has under the same names, and `others`. Fields'
-        defaults are transformers'. InputError for a missing field without a default."""
-        given = {f.name: raw[f.name] for f in fields(cls) if f.name in raw} | others
+        """From the fields that Hugging Face's config.json has under the same names, and `others`. InputError for one without a default."""
+        values = {f.name: raw[f.name] for f in fields(cls) if f.name in raw} | others
         for field in fields(cls):
-            if field.name not in given and field.default is MISSING:
+            if field.name not in values and field.default is MISSING:
                 raise InputError(f"config.json has no {field.name}: not a {family}-type model")
-        return cls(**given)
+        return cls(**values)
 
     @classmethod
     def from_dict(cls: type[_Self], values: Mapping) -> _Self:
@@ -60,9 +58,11 @@ class BaseConfig:
         missing = [f.name for f in fields(cls) if f.name not in values]
         if missing:
             raise InputError(f"config.json has no {', '.join(missing)}: convert the model again")
-        own = {f.name: values[f.name] for f in fields(cls)}
-        tuples = {k: tuple(v) for k, v in own.items() if isinstance(v, list)}  # JSON has lists only
-        return cls(**own | tuples)
+        known = {f.name: values[f.name] for f in fields(cls)}
+        tuples = {
+            k: tuple(v) for k, v in known.items() if isinstance(v, list)
+        }  # JSON has no others
+        return cls(**known | tuples)
 
     def to_dict(self) -> dict:
         return asdict(self)
@@ -70,23 +70,23 @@ class BaseConfig:
 
 def _check(name: str, kind: Any, value: Any) -> None:
     """InputError if a field's value has the wrong type or is out of range."""
-    least, most = -1e30, 1e30
+    low, high = -1e30, 1e30
     expected = str(getattr(kind, "__name__", kind))
-    parts = get_args(kind) or (kind,)  # such as of int | None, or of tuple[int, ...]
+    types = set(get_args(kind) or [kind])  # such as of int | None, or of tuple[int, ...]
     if name.endswith(_IDS):
-        least, most = 0, math.inf
+        low, high = 0, math.inf
         expected = "a token id" if name.endswith("_id") else "token ids"
     elif name.endswith("_epsilon"):
-        least, most = 0, 1 - 1e-9
+        low, high = 0, 1 - 1e-9
         expected = "a small number"
-    elif int in parts:
-        least, most = 1, MOST_LAYERS if name.endswith(("_layers", "_heads")) else _MOST
-        expected = f"a whole number from 1 to {most}"
-    numbers = [int] * (int in parts) + [int, float] * (float in parts)
-    others = tuple(part for part in parts if part not in (int, float, ...))
+    elif int in types:
+        low, high = 1, MAX_LAYERS if name.endswith(("_layers", "_heads")) else _MAX
+        expected = f"a whole number from 1 to {high}"
+    if float in types:
+        types.add(int)
     fits = isinstance(value, tuple) == (get_origin(kind) is tuple)
     for x in value if isinstance(value, tuple) else (value,):
-        fits &= least <= x <= most if type(x) in numbers else isinstance(x, others)
+        fits &= type(x) in types and (type(x) not in (int, float) or low <= x <= high)
     if not fits:
         raise InputError(f"config.json: {name} is {repr(value)[:50]}, not {expected}")
 
@@ -102,6 +102,15 @@ def token_id(raw: Mapping, key: str, default: Any) -> Any:
     """A token id in config.json, or the first of a list; the default if there is none."""
     value = raw.get(key)
     return default if value in (None, []) else token_ids(value, 0)[0]
+
+
+def is_tied(raw: Mapping, weights: Collection[str] | None) -> bool:
+    """Whether the output projection is the embedding, by our names of the weights or else by config.json."""
+    return (
+        raw.get("tie_word_embeddings") is not False
+        if weights is None
+        else "head.weight" not in weights
+    )
 
 
 def checked(raw: Mapping, name: str, default: Any, kind: Any = int) -> Any:

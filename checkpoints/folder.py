@@ -14,18 +14,9 @@ from common.files import states
 MODELS = Path("mlx_models")
 WEIGHTS = "weights.npz"
 TOKENIZER_FILES = (  # those files of a checkpoint that describe its tokenizer
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "source.spm",
-    "target.spm",
-    "vocab.json",
-    "target_vocab.json",
-    "merges.txt",
-)
+    "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json spiece.model "
+    "sentencepiece.bpe.model source.spm target.spm vocab.json target_vocab.json merges.txt"
+).split()
 
 
 def read_json(path: Path) -> dict:
@@ -71,11 +62,8 @@ def check_kind(model: object, names: Collection[str]) -> None:
 
 
 def weight_files(names: Collection[str], get: Callable[[str], Path]) -> list[str]:
-    """The names of one complete copy of the weights among a folder's files, in the best format: a single
-    file, or an index and its shards; [] if no copy is complete.
-
-    get: returns the path of an index that has to be read. InputError if it is not a valid index.
-    """
+    """The files of one complete copy of the weights, in the best format: a single file, or an index and its shards; [] if there is
+    none. get: returns the path of an index that has to be read; InputError if it is not valid."""
     for single in (*_MODEL_FILES, *_ADAPTER_FILES):
         index = f"{single}.index.json"
         if single in names:
@@ -131,11 +119,6 @@ def converted_path(name: str, base: str | None = None) -> Path:
     return MODELS / "-".join(folder.name for folder in folders)
 
 
-def is_checkpoint(name: str) -> bool:
-    """Whether this is a folder with a model or an adapter."""
-    return any((Path(name) / file).exists() for file in ("config.json", ADAPTER))
-
-
 def is_on_hub(name: str) -> bool:
     """Whether this can only be owner/name on the hub."""
     return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not Path(name).parent.exists()
@@ -150,6 +133,6 @@ def converted(name: str, base: str | None = None) -> Path | None:
     if not (path / WEIGHTS).exists():
         return None
     origin = read_json(path / "config.json").get("converted_from", name)
-    if is_checkpoint(name):
+    if any((Path(name) / file).exists() for file in ("config.json", ADAPTER)):
         return path if Path(origin).resolve() == Path(name).resolve() else None
     return path if "/" not in name or origin == name else None

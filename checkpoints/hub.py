@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from checkpoints.folder import ADAPTER, check_kind, is_adapter, weight_files
-from common.errors import InputError
+from common.errors import InputError, first_line
 from common.reporting import reporter
 
 CONFIG = "config.json"
@@ -60,14 +60,11 @@ def fetch(
     except (errors.HTTPError, errors.HFValidationError, OSError) as error:
         # The client wraps the error that kept it from requesting a file.
         wrapped = isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__
-        reason = _reason(wrapped or error, revision)
-        if reason is None:
-            raise
-        raise InputError(f"{model} {reason}") from None
+        raise InputError(f"{model} {_reason(wrapped or error, revision)}") from None
 
 
-def _reason(error: BaseException, revision: str | None) -> str | None:
-    """The user's message for a failure; None if it is not about the hub."""
+def _reason(error: BaseException, revision: str | None) -> str:
+    """The user's message for a failure."""
     from huggingface_hub import constants, errors
 
     cache = constants.HF_HUB_CACHE
@@ -78,16 +75,11 @@ def _reason(error: BaseException, revision: str | None) -> str | None:
             return "is neither a folder nor on the Hugging Face hub (if it is private, run `hf auth login`)"
         case errors.RevisionNotFoundError():
             return f"has no revision {revision} on the Hugging Face hub"
-        case errors.HfHubHTTPError(response=response):
-            answer = f"{response.status_code} {response.reason_phrase}"
-            return f"cannot be downloaded: the Hugging Face hub answers {answer}; try again later"
         case errors.OfflineModeIsEnabled():
             return f"is not a folder, not complete in the cache {cache}, and HF_HUB_OFFLINE is set"
-        case errors.LocalEntryNotFoundError() | errors.HTTPError():
-            return "is not a folder here, and the Hugging Face hub cannot be reached to download it"
         case OSError(errno=errno.ENOSPC):
             return f"fills the disk of {cache}: free some space or set HF_HOME, then run it again"
-    return None
+    return f"cannot be downloaded from the Hugging Face hub: {first_line(error)}"
 
 
 def _cached(model: str, revision: str | None) -> Path | None:
@@ -157,10 +149,12 @@ def _announce(model: str, download: int, output: Path, converted: int) -> None:
 
     cache = Path(constants.HF_HUB_CACHE)
     beside = output.absolute().parent
-    together = cache.stat().st_dev == beside.stat().st_dev
-    for folder, needed in ((cache, download + converted * together), (beside, converted)):
+    needed = {beside: converted, cache: download}
+    if cache.stat().st_dev == beside.stat().st_dev:
+        needed[cache] = download + converted
+    for folder, size in needed.items():
         free = shutil.disk_usage(folder).free
-        if needed > free:
+        if size > free:
             raise InputError(
                 f"{model} needs {gb(download)} for the download and {gb(converted)} converted, but "
                 f"{folder} has {gb(free)} free (move the cache with HF_HOME, the result with --mlx-path)"

@@ -31,11 +31,11 @@ class Names:
 
     def ours(self, name: str) -> str | None:
         """Our name of a checkpoint's tensor; None if we do not need it, "" if no rule matches."""
-        for pattern, template in self.rules:
+        for pattern, name_format in self.rules:
             match = re.fullmatch(pattern, name)
             if match:
                 groups = (self.words.get(group, group) for group in match.groups())
-                return template and template.format(*groups)
+                return name_format and name_format.format(*groups)
         return ""
 
     def renamed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -59,24 +59,22 @@ class Names:
         wrapper = min((match[1] for match in embeddings), key=len, default="")
         if wrapper or bare.keys() != tensors.keys():
             _warn(f"{wrapper or _COMPILED!r} in tensors' names")
-        names = {name: name.removeprefix(wrapper).removeprefix(self.prefix) for name in bare}
-        return {names[name]: tensor for name, tensor in bare.items()}
+        return {n.removeprefix(wrapper).removeprefix(self.prefix): x for n, x in bare.items()}
 
     def one_embedding(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors with a single embedding, under its first name; the head is kept only if it differs."""
+        first, head = self.embedding[0], self.embedding[-1]
         copies = [name for name in self.embedding if name in tensors]
         if not copies:
-            missing = self.embedding[0]
-            raise InputError(f"the checkpoint has no {missing}: not a {self.family}-type model")
-        apart = [
-            n for n in copies if "embed_tokens" in n and not equal(tensors[copies[0]], tensors[n])
-        ]
-        if apart:
-            raise InputError(f"{apart[0]} is not {copies[0]}: a {self.family} has one embedding")
-        used = {self.embedding[0]: tensors[copies[0]]}
-        head = self.embedding[-1]
-        if head in copies[1:] and not equal(tensors[copies[0]], tensors[head]):
-            used[head] = tensors[head]
+            raise InputError(f"the checkpoint has no {first}: not a {self.family}-type model")
+        embedding = tensors[copies[0]]
+        used = {first: embedding}
+        for name in copies[1:]:
+            if not equal(embedding, tensors[name]):
+                if name != head:
+                    message = f"{name} is not {copies[0]}: a {self.family} has one embedding"
+                    raise InputError(message)
+                used[head] = tensors[head]
         return used | {name: tensor for name, tensor in tensors.items() if name not in copies}
 
     def rename(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -27,8 +27,7 @@ def is_matrix(name: str, module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Quantization:
-    """Weights of `bits` bits; each `group_size` of them in a row share a scale and, in the affine mode, an
-    offset. InputError for a combination that MLX does not support."""
+    """Weights of `bits` bits; each `group_size` of them in a row share a scale and, in the affine mode, an offset."""
 
     mode: str = "affine"
     bits: int = 0  # 0: the mode's default

@@ -70,8 +70,7 @@ def are_sizes(values: tuple) -> bool:
 
 
 def stored_members(path: Path) -> dict[str, tuple[int, int]]:
-    """The places of a zip file's members, which must not be compressed: name -> (offset, size). A damaged
-    file raises many kinds of errors."""
+    """A zip file's members, which must not be compressed: name -> (offset, size). A damaged file raises many kinds of errors."""
     places = {}
     with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
         for member in archive.infolist():

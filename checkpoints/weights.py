@@ -49,8 +49,7 @@ def write_weights(
     model: nn.Module,
     quantization: Quantization | None = None,
 ) -> None:
-    """Write a model's tensors to an npz file under our names. Weights that are not finite in their new type are
-    written anyway and named in a warning."""
+    """Write a model's tensors to an npz file under our names. Those that are not finite in their new type are named in a warning."""
     if quantization:
         _check_groups(model, quantization)
     covered = quantization.covered(model) if quantization else set()

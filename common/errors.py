@@ -19,7 +19,7 @@ def first_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
+def errors_name(path: Path) -> Iterator[None]:
     """Let every InputError raised inside name `path`, or a file in it."""
     try:
         yield

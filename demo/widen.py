@@ -12,7 +12,6 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from families.converted import weights_of
 from model import T5
 
 # The shapes of real models; {}: the embedded model unchanged.
@@ -84,7 +83,8 @@ def _filled(wide: Any, small: Any, change: Callable[[str, mx.array], mx.array]) 
     known = dict(tree_flatten(small.parameters()))
     weights = []
     dtype = next(iter(known.values())).dtype
-    for name, place in weights_of(wide).items():
+    places: dict[str, mx.array] = dict(tree_flatten(wide.parameters()))
+    for name, place in places.items():
         weight = change(name, known[name]) if name in known else mx.zeros((0,) * place.ndim, dtype)
         pad = [(0, new - old) for old, new in zip(weight.shape, place.shape, strict=True)]
         weights.append((name, mx.pad(weight, pad)))

@@ -2,7 +2,7 @@
 feed-forward units, and each block ends with one sum over the ranks. Every rank holds all other weights."""
 
 from collections.abc import Mapping
-from typing import Any
+from math import gcd
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -55,15 +55,21 @@ def _part(array: np.ndarray, shape: tuple[int, ...], rank: int) -> np.ndarray:
     return np.ascontiguousarray(array[tuple(index)])  # MLX would keep two copies of a view
 
 
-def check_ranks(config: Any, quantization: Quantization | None, size: int) -> None:
+def check_ranks(model: nn.Module, quantization: Quantization | None, size: int) -> None:
     """InputError if the model cannot be split among `size` ranks."""
-    parts = f"{config.num_heads} attention heads and {config.d_ff} feed-forward units"
-    divides = config.num_heads % size == config.d_ff % size == 0
+    heads, units, widths = [], [], []
+    for _, module in model.named_modules():
+        if "key" in module:
+            heads.append(len(module.key.weight) // module.head_width)
+            widths.append(len(module.query.weight))
+        if "up" in module:
+            units.append(len(module.up.weight))
+    parts = f"{gcd(*heads)} attention heads and {gcd(*units)} feed-forward units"
+    divides = all(count % size == 0 for count in heads + units)
     if quantization:
         group = quantization.group_size
         parts += f", quantized in groups of {group},"
         # Input widths of the layers split along them: no group may span two ranks.
-        widths = config.num_heads * config.d_kv, config.d_ff
-        divides &= all(width // size % group == 0 for width in widths if width % group == 0)
+        divides &= all(n // size % group == 0 for n in widths + units if n % group == 0)
     if not divides:
         raise InputError(f"{parts} cannot be split among {size} ranks")

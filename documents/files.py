@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from common.errors import InputError, naming
+from common.errors import InputError, errors_name
 from common.files import Journal, check_free, replacing
 from documents import FORMATS, OPTIONS, read
 from documents.document import Document
@@ -55,7 +55,7 @@ def load(name: str, output: Path | None, encoding: str | None = None, **options:
     if options.get("bilingual") and suffix not in OPTIONS["bilingual"]:
         raise InputError(f"{path}: --bilingual is for {', '.join(OPTIONS['bilingual'])}")
     data = sys.stdin.buffer.read() if name == STDIN else path.read_bytes()
-    with naming(Path(name)):
+    with errors_name(Path(name)):
         document = read(path, data, encoding, **options)
     digest = hashlib.sha256(data + repr((encoding, options)).encode()).hexdigest()
     return File(name, document, digest)

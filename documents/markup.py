@@ -7,7 +7,7 @@ from io import BytesIO
 from pathlib import Path
 from zipfile import ZipFile
 
-from common.errors import InputError, naming
+from common.errors import InputError, errors_name
 from documents.check import STAND_IN, Items, fault_of, outline_of, with_kept
 from documents.document import Document, Fitted, Passage, Targets, in_text, joined
 from documents.paragraph import InWords, Paragraph, has_words, written
@@ -139,7 +139,7 @@ def in_archive(
         raise InputError("there is no text in it")
     parts = dict[str, Document]()
     for name in filter(names.__contains__, contents):
-        with naming(Path(name.rpartition("/")[2])):
+        with errors_name(Path(name.rpartition("/")[2])):
             parts[name] = parse(contents[name], name)
     note = note_of(contents)
 

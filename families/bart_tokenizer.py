@@ -11,35 +11,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+from tokenizers import pre_tokenizers as pre
+from tokenizers.processors import TemplateProcessing
 
 from checkpoints.folder import read_json
+from text import tokenizer_files as files
 from text.languages import Languages
 from text.tokenizer import FILE as TOKENIZER
-from text.tokenizer import SOURCE_FILE, UNUSED, readable
-from text.tokenizer_files import (
-    BPE,
-    added_tokens,
-    as_trained,
-    bpe,
-    check_files,
-    class_of,
-    copy_sources,
-    from_transformers,
-    read_model,
-    save,
-    scores_of,
-    settings_of,
-)
+from text.tokenizer import SOURCE_FILE, UNUSED, tokenizer_errors
 
 UNKNOWN, END, PADDING = "<unk>", "</s>", "<pad>"
 _LANGUAGE = re.compile(r"[a-z]{2,3}_([A-Z]{2}|[A-Z][a-z]{3})")  # en_XX, eng_Latn
@@ -50,24 +30,24 @@ _CODE, _RUN = "\ue000", "\ue002"
 
 def write_tokenizer(folder: Path, output: Path) -> None:
     """Copy the tokenizer's files, write tokenizer.json and, for a model of several languages, languages.json."""
-    files = copy_sources(folder, output)
+    names = files.copy_sources(folder, output)
     kind = read_json(folder / "config.json").get("model_type")
-    with readable(str(folder)):
+    with tokenizer_errors(str(folder)):
         if kind == "marian":
-            separate = settings_of(folder).get("separate_vocabs")
+            separate = files.settings_of(folder).get("separate_vocabs")
             source, languages = _marian(folder, "source.spm", "vocab.json")
-            save(source, output, SOURCE_FILE)
+            files.save(source, output, SOURCE_FILE)
             vocabulary = "target_vocab.json" if separate else "vocab.json"
             tokenizer, _ = _marian(folder, "target.spm", vocabulary)
             if separate and languages and languages.source:
                 languages = None
-        elif kind == "m2m_100" and TOKENIZER not in files:
+        elif kind == "m2m_100" and TOKENIZER not in names:
             tokenizer, languages = _m2m(folder)
         else:
-            tokenizer = _as_sentencepiece(from_transformers("AutoTokenizer", folder), folder)
-            tokenizer = as_trained(tokenizer, folder)
+            tokenizer = _as_sentencepiece(files.from_transformers("AutoTokenizer", folder), folder)
+            tokenizer = files.as_trained(tokenizer, folder)
             languages = _languages(tokenizer, kind)
-    save(tokenizer, output)
+    files.save(tokenizer, output)
     if languages:
         languages.save(output)
 
@@ -77,14 +57,14 @@ def _as_sentencepiece(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
     end of a text would be a piece, and mBART would not know ligatures."""
     if "Metaspace" not in str(tokenizer.pre_tokenizer):  # bytes, which SentencePiece never saw
         return tokenizer
-    own = tokenizer.get_vocab(False)
+    trained = tokenizer.get_vocab(with_added_tokens=False)
     added = tokenizer.get_added_tokens_decoder().values()
-    if any(not token.special or token.content not in own for token in added):
+    if any(not token.special or token.content not in trained for token in added):
         return tokenizer  # fine-tuned, with tokens added, on what transformers makes of texts
     steps = [tokenizer.normalizer] if tokenizer.normalizer else []
-    trained = folder / "sentencepiece.bpe.model"
-    if "Precompiled" not in str(tokenizer.normalizer) and trained.exists():
-        charsmap = read_model(trained).normalizer_spec.precompiled_charsmap
+    file = folder / "sentencepiece.bpe.model"
+    if "Precompiled" not in str(tokenizer.normalizer) and file.exists():
+        charsmap = files.read_model(file).normalizer_spec.precompiled_charsmap
         steps[:0] = [normalizers.Precompiled(charsmap)] if charsmap else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Strip()])
     return tokenizer
@@ -116,10 +96,12 @@ def _languages(tokenizer: Tokenizer, kind: str | None) -> Languages | None:
 def _from_sentencepiece(proto: Any, ids: Mapping[str, int], cuts: list[AddedToken]) -> Tokenizer:
     """A tokenizer that splits text as the SentencePiece model does and numbers pieces by `ids`; pieces
     without a number are split further. cuts: tokens of `ids` at which a text is split first."""
-    scores = {piece: score for piece, score in scores_of(proto).items() if piece in ids}
-    is_bpe = proto.trainer_spec.model_type == BPE
+    scores = {piece: score for piece, score in files.scores_of(proto).items() if piece in ids}
+    is_bpe = proto.trainer_spec.model_type == files.BPE
     plain = {token.content for token in cuts}
-    tokenizer = Tokenizer(bpe(scores, ids, UNKNOWN) if is_bpe else _unigram(scores, ids, plain))
+    tokenizer = Tokenizer(
+        files.bpe(scores, ids, UNKNOWN) if is_bpe else _unigram(scores, ids, plain)
+    )
     spec = proto.normalizer_spec
     steps: list[Any] = []
     if spec.precompiled_charsmap:
@@ -130,7 +112,7 @@ def _from_sentencepiece(proto: Any, ids: Mapping[str, int], cuts: list[AddedToke
         steps.append(_unknown_runs(scores))
     tokenizer.normalizer = normalizers.Sequence(steps)
     before = "always" if spec.add_dummy_prefix else "never"
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=before)
+    tokenizer.pre_tokenizer = pre.Metaspace(prepend_scheme=before)
     shown = [decoders.Replace(UNUSED, ""), decoders.Metaspace(prepend_scheme=before)]
     tokenizer.decoder = decoders.Sequence(shown)
     tokenizer.add_tokens(cuts)
@@ -142,8 +124,7 @@ def _special(*tokens: str) -> list[AddedToken]:
 
 
 def _unigram(scores: Mapping[str, float], ids: Mapping[str, int], plain: set[str]) -> Any:
-    """Pieces that are not the model's, such as the target language's, can be decoded but match no text,
-    except single characters, if the model knows nothing better."""
+    """Pieces that are not the model's can be decoded but match no text, except single characters, if the model knows no better."""
     names = {i: piece for piece, i in ids.items()}
     worst = min(scores.values(), default=0.0) - 10
     vocabulary = []
@@ -161,35 +142,35 @@ def _unigram(scores: Mapping[str, float], ids: Mapping[str, int], plain: set[str
 def _unknown_runs(pieces: Iterable[str]) -> Any:
     """SentencePiece takes adjacent unknown characters for one unknown piece."""
     # "<" ends a language's code, whose piece would be lost to a run.
-    pieces_and_marks = {" ", _CODE, "<", *(piece for piece in pieces if len(piece) == 1)}
-    listed = "".join(f"\\x{{{ord(character):x}}}" for character in sorted(pieces_and_marks))
+    known = {" ", _CODE, "<", *(piece for piece in pieces if len(piece) == 1)}
+    listed = "".join(f"\\x{{{ord(character):x}}}" for character in sorted(known))
     return normalizers.Replace(Regex(f"[^{listed}]{{2,}}"), _RUN)
 
 
 def _template(tokenizer: Tokenizer, single: str) -> Any:
     tokens = [(token, tokenizer.token_to_id(token)) for token in single.split() if token != "$A"]
-    return processors.TemplateProcessing(single=single, special_tokens=tokens)
+    return TemplateProcessing(single=single, special_tokens=tokens)
 
 
 def _marian(folder: Path, model: str, vocabulary: str) -> tuple[Tokenizer, Languages | None]:
     """A model of many target languages reads one as >>fra<< at the text's very start."""
-    check_files(folder, [model, vocabulary])
+    files.check_files(folder, [model, vocabulary])
     ids = read_json(folder / vocabulary)
-    added = added_tokens(folder) if vocabulary == "vocab.json" else {}
+    added = files.added_tokens(folder) if vocabulary == "vocab.json" else {}
     ids |= {token.content: i for i, token in added.items()}
     codes = {t[2:-2]: i for t, i in ids.items() if t.startswith(">>") and t.endswith("<<")}
     pieces = {t: i for t, i in ids.items() if i not in codes.values()}
     pieces |= {f"▁{_CODE}{code}<<": i for code, i in codes.items()}
     cuts = _special(UNKNOWN, END, PADDING) + [t for t in added.values() if t.content in pieces]
-    tokenizer = _from_sentencepiece(read_model(folder / model), pieces, cuts)
+    tokenizer = _from_sentencepiece(files.read_model(folder / model), pieces, cuts)
     if codes:  # ">>" counts at the start only, so there it becomes what no piece of text has
         start = normalizers.Replace(Regex(r"\A>>(?=[\s\S]*?<<)"), _CODE)
-        apart = pre_tokenizers.Split(Regex(rf"{_CODE}[\s\S]*?<<"), "isolated")
+        apart = pre.Split(Regex(rf"{_CODE}[\s\S]*?<<"), "isolated")
         tokenizer.normalizer = normalizers.Sequence([start, tokenizer.normalizer])
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([apart, tokenizer.pre_tokenizer])
+        tokenizer.pre_tokenizer = pre.Sequence([apart, tokenizer.pre_tokenizer])
     tokenizer.post_processor = _template(tokenizer, f"$A {END}")
     languages = Languages(codes, ["target", "text", ids[END]], ["start"]) if codes else None
-    settings = settings_of(folder)
+    settings = files.settings_of(folder)
     reads, writes = settings.get("source_lang"), settings.get("target_lang")
     if not codes and isinstance(reads, str) and isinstance(writes, str):
         languages = Languages({writes: ""}, reads=reads)
@@ -199,13 +180,13 @@ def _marian(folder: Path, model: str, vocabulary: str) -> tuple[Tokenizer, Langu
 def _m2m(folder: Path) -> tuple[Tokenizer, Languages]:
     from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 
-    settings, named = settings_of(folder), class_of(folder)
+    settings, named = files.settings_of(folder), files.class_of(folder)
     if named not in ("", "M2M100Tokenizer", _SMALL):  # NLLB's SentencePiece model has no languages
-        check_files(folder, [TOKENIZER])
-    check_files(folder, ["sentencepiece.bpe.model", "vocab.json"])
+        files.check_files(folder, [TOKENIZER])
+    files.check_files(folder, ["sentencepiece.bpe.model", "vocab.json"])
     ids = read_json(folder / "vocab.json")
     names = FAIRSEQ_LANGUAGE_CODES[settings.get("language_codes") or "m2m100"]
-    added = added_tokens(folder)
+    added = files.added_tokens(folder)
     numbered = {i: f"__{name}__" for i, name in enumerate(names, len(ids))}
     ids |= {token: i for i, token in numbered.items() if i not in added}
     ids |= {token.content: i for i, token in added.items()}
@@ -214,9 +195,9 @@ def _m2m(folder: Path) -> tuple[Tokenizer, Languages]:
     if named == _SMALL:  # whose encoder is told the target's language, and nobody the source's
         reads, prefix, key = "target", ["start"], "tgt_lang"
     languages = Languages(codes, [reads, "text", ids[END]], prefix)
-    proto = read_model(folder / "sentencepiece.bpe.model")
+    proto = files.read_model(folder / "sentencepiece.bpe.model")
     special = _special(UNKNOWN, "<s>", PADDING, END, *(f"__{name}__" for name in codes))
     tokenizer = _from_sentencepiece(proto, ids, [*special, *added.values()])
-    own = languages.find(f"{reads}_lang", settings.get(key) or "en")  # raises if it is none
-    tokenizer.post_processor = _template(tokenizer, f"__{own}__ $A {END}")
+    language = languages.find(f"{reads}_lang", settings.get(key) or "en")  # raises if it is none
+    tokenizer.post_processor = _template(tokenizer, f"__{language}__ $A {END}")
     return tokenizer, languages

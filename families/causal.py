@@ -15,7 +15,7 @@ import mlx.nn as nn
 import numpy as np
 
 from common.errors import InputError
-from families.causal_check import check, check_cache, has_state, own_cache, refused
+from families.causal_check import check, check_cache, has_state, mlx_lm_cache, refused
 from speculative.cache import MASKED, SlotCache
 from speculative.model import Model, TokenLists
 from speculative.prefill import prefill
@@ -140,8 +140,8 @@ class CausalCache(SlotCache):
         order = np.full(len(self.position), -1)
         order[list(rows)] = np.arange(len(rows))
         for state, new in zip(self.states, fresh.states, strict=True):
-            for j, (old, own) in enumerate(zip(state.cache, new.cache, strict=True)):
-                moved = None if own is None else own[mx.array(np.maximum(order, 0))]
+            for j, (old, x) in enumerate(zip(state.cache, new.cache, strict=True)):
+                moved = None if x is None else x[mx.array(np.maximum(order, 0))]
                 state.cache[j] = _by_row([old, moved], order >= 0)
         self._begin()
 
@@ -153,31 +153,32 @@ class CausalCache(SlotCache):
         self._begin()
 
     def mask(self, window: int | None, as_array: bool) -> mx.array | str | None:
-        """The mask of the tokens last reserved. Without `as_array` it is "causal" or None if that says the
-        same, because kernels are faster with these."""
-        if (window, as_array) not in self._masks:
-            self._masks[window, as_array] = self._make_mask(window, as_array)
-        return self._masks[window, as_array]
-
-    def _make_mask(self, window: int | None, as_array: bool) -> mx.array | str | None:
-        distance = self.distance
-        _, T, N = distance.shape
-        in_order = (self.position[:, :N] == np.arange(N)).all()
-        if not as_array and (window or N) >= N and in_order:
-            return "causal" if T > 1 else None
-        seen = distance >= 0  # of a filler's, its own: a row of scores without one would be NaN
-        if window is not None:
-            seen &= distance < window
-        return mx.array(seen[:, None] if self._mask_axes == 4 else seen[:, None, None])
+        """The mask of the tokens last reserved. Without `as_array` "causal" or None if that says the same: kernels are faster with these."""
+        key = window, as_array
+        if key not in self._masks:
+            distance = self.distance
+            _, T, N = distance.shape
+            in_order = (self.position[:, :N] == np.arange(N)).all()
+            if not as_array and (window or N) >= N and in_order:
+                self._masks[key] = "causal" if T > 1 else None
+            else:
+                seen = (
+                    distance >= 0
+                )  # of a filler's, its own: a row of scores without one would be NaN
+                if window is not None:
+                    seen &= distance < window
+                axes = (1,) if self._mask_axes == 4 else (1, 2)
+                self._masks[key] = mx.array(np.expand_dims(seen, axes))
+        return self._masks[key]
 
 
 def _by_row(options: Sequence[mx.array | None], index: np.ndarray) -> mx.array | None:
     """For each row b, its part of the array with number index[b]; None stands for zeros of a shape unknown so far."""
-    given = next((x for x in options if x is not None), None)
-    if given is None or (index == index[0]).all():
+    known = next((x for x in options if x is not None), None)
+    if known is None or (index == index[0]).all():
         return options[int(index[0])]
-    shape = (-1, *[1] * (given.ndim - 1))
-    result = mx.zeros_like(given)
+    shape = (-1, *[1] * (known.ndim - 1))
+    result = mx.zeros_like(known)
     for i in np.unique(index).tolist():
         if options[i] is not None:
             result = mx.where(mx.array(index == i).reshape(shape), options[i], result)
@@ -295,7 +296,7 @@ class CausalModel(DecoderOnly):
         """As for all models. InputError if mlx-lm keeps the head elsewhere."""
         draft = super().narrowed(ids)
         try:
-            size = draft.model(mx.array([[0]]), cache=own_cache(draft.model)).shape[-1]
+            size = draft.model(mx.array([[0]]), cache=mlx_lm_cache(draft.model)).shape[-1]
         except ValueError:  # layers after the head expect all tokens
             size = 0
         if size != len(ids):

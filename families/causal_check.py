@@ -35,8 +35,8 @@ CASES = (
 )
 
 
-def own_cache(model: nn.Module) -> list:
-    """The caches that mlx-lm would use for the model."""
+def mlx_lm_cache(model: nn.Module) -> list:
+    """The caches that mlx-lm would use for the model, one for each layer."""
     from mlx_lm.models.cache import make_prompt_cache
 
     return make_prompt_cache(model)
@@ -57,14 +57,14 @@ def _parts(caches: list) -> list:
 
 
 def check_cache(model: nn.Module) -> list:
-    """mlx-lm's own caches, one for each layer. InputError if a layer keeps more than keys, values and states."""
+    """As `mlx_lm_cache`. InputError if a layer keeps more than keys, values and states."""
     if getattr(model, "model_type", None) == "afm7":  # whose logits may pass in half precision
         raise refused(model, "it takes positions from the number of its keys")
-    caches = own_cache(model)
+    caches = mlx_lm_cache(model)
     for cache in _parts(caches):
         kind = type(cache).__name__
-        slots = kind == "KVCache" or (kind == "RotatingKVCache" and not cache.keep)
-        if not slots and not has_state(cache):
+        has_slots = kind == "KVCache" or (kind == "RotatingKVCache" and not cache.keep)
+        if not has_slots and not has_state(cache):
             reason = "from which this step cannot take a rejected token back"
             raise refused(model, f"a layer keeps its state in {kind}, {reason}")
     return caches
@@ -72,19 +72,21 @@ def check_cache(model: nn.Module) -> list:
 
 def check(model: Any) -> tuple[int, int | None, int]:
     """The number of axes that the model needs in masks, how many rows it can decode together (None: any number), and
-    its vocabulary's size. InputError if logits differ from those of a row alone, for instance because the model takes
-    positions from the number of slots, or one position for all rows."""
+    its vocabulary's size. InputError if logits differ from those of a row alone, as where positions are the number of slots."""
     weights = dict(tree_flatten(model.parameters())).values()
-    half = any(weight.dtype in (mx.float16, mx.bfloat16) for weight in weights)
+    is_half = any(weight.dtype in (mx.float16, mx.bfloat16) for weight in weights)
+    has_states = bool(model.new_cache(1).states)
     reasons = []
-    states = bool(model.new_cache(1).states)
-    # A state that ignores lengths also reads the fillers of ragged rows; a single row has none.
-    attempts = [(4, None), (5, None), *([(4, 1)] if states else [])]
-    for mask_axes, rows in attempts:
+    attempts: list[tuple[int, int | None]] = [(4, None), (5, None)]
+    if (
+        has_states
+    ):  # one that ignores lengths also reads the fillers of ragged rows; a single row has none
+        attempts.append((4, 1))
+    for mask_axes, max_rows in attempts:
         model._mask_axes = mask_axes
         try:
-            distance, vocab_size = _distance(model, together=rows is None)
-            moved = _state_distance(model) if states and rows is None else 0
+            distance, vocab_size = _distance(model, together=max_rows is None)
+            moved = _state_distance(model) if has_states and max_rows is None else 0
         except Exception as error:  # whatever a model makes of a batch that it was not made for
             if "GatherMM" in str(error):
                 reason = "MLX's CPU backend has mixtures of experts in float32 only"
@@ -94,17 +96,16 @@ def check(model: Any) -> tuple[int, int | None, int]:
             problem = "" if is_ours else "a batch of rows of unequal length fails: "
             reasons.append(problem + first_line(error))
             continue
-        if distance < _TOLERANCE[half] and moved < _STATE_TOLERANCE[half]:
-            return mask_axes, rows, vocab_size
+        if distance < _TOLERANCE[is_half] and moved < _STATE_TOLERANCE[is_half]:
+            return mask_axes, max_rows, vocab_size
         reasons.append("in a batch of rows of unequal length its logits are not those alone")
     raise refused(model.model, reasons[0])
 
 
 def _distance(model: Any, together: bool) -> tuple[float, int]:
     """How far the logits of two rows, together or one after the other, are from mlx-lm's own, in units of their
-    spread; and the vocabulary's size. The prompts differ in length, tokens are taken back, and fillers are on either
-    side. An error affects all of a row's tokens in a call, so the best of them counts: in half precision a single
-    token may go to another expert."""
+    spread; and the vocabulary's size. The prompts differ in length, tokens are taken back, and fillers are on either side. An
+    error affects all of a row's tokens, so the best of them counts: in half precision one may go to another expert."""
     distances: list[float] = []
     for group in [CASES] if together else [[case] for case in CASES]:
         cached = CachedModel(model)
@@ -117,7 +118,7 @@ def _distance(model: Any, together: bool) -> tuple[float, int]:
         last = mx.array([case.tokens[-1:] for case in group])
         second = cached([case.tokens[:-1] for case in group], last, np.ones(len(group), int))
         for i, case in enumerate(group):
-            cache = own_cache(model.model)
+            cache = mlx_lm_cache(model.model)
             # The same calls as above: a deep model in half precision rounds otherwise in others.
             model.model(mx.array([case.tokens[: case.prompt - 1]]), cache=cache)
             alone = model.model(mx.array([case.tokens[case.prompt - 1 :]]), cache=cache)[0]
@@ -133,7 +134,7 @@ def _state_distance(model: Any) -> float:
     T = 32  # tokens and fillers in a call
     cache = model.new_cache(2)
     held = np.zeros(2, int)
-    own = [own_cache(model.model) for _ in held]
+    expected = [mlx_lm_cache(model.model) for _ in held]
     ahead = np.arange(T)
     tokens = mx.array(np.stack([ahead % 7, ahead % 5]) + 3)
     for lengths in np.array([[7, 2], [0, 5]]):  # a row without a token keeps its states
@@ -141,12 +142,12 @@ def _state_distance(model: Any) -> float:
         model.decode(tokens, positions.astype(np.int32), cache)
         held += lengths
         for b in np.flatnonzero(lengths).tolist():
-            model.model(tokens[b : b + 1, : int(lengths[b])], cache=own[b])
+            model.model(tokens[b : b + 1, : int(lengths[b])], cache=expected[b])
     distances: dict[tuple, list[float]] = {}  # of each row's states of a kind, one for each layer
-    for b, caches in enumerate(own):
+    for b, caches in enumerate(expected):
         alone = [part.cache for part in _parts(caches) if has_state(part)]
-        for state, expected in zip(cache.states, alone, strict=True):
-            for i, arrays in enumerate(zip(state.cache, expected, strict=True)):
+        for state, right in zip(cache.states, alone, strict=True):
+            for i, arrays in enumerate(zip(state.cache, right, strict=True)):
                 x, y = (np.array(array.astype(mx.float32)) for array in arrays)
                 error = float(np.linalg.norm(x[b] - y[0]) / (np.linalg.norm(y) + 1e-9))
                 distances.setdefault((b, i, *x.shape), []).append(error)

@@ -5,7 +5,6 @@ template, and conversion. Importing mlx-lm takes seconds, so it is imported only
 import errno
 import importlib.util
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -17,14 +16,13 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 from tokenizers import Tokenizer
 
-from checkpoints.config import MOST_LAYERS
 from checkpoints.folder import WEIGHTS, converted_path, is_on_hub, read_json, weight_files
 from checkpoints.quantization import Quantization
 from common.errors import InputError, first_line
 from distributed.ranks import Ranks
 from families.causal import CausalModel
 from families.causal_check import check_cache
-from families.causal_positions import lifted, max_positions, set_positions, text_of
+from families.causal_positions import flatten_rope_keys, max_positions, set_positions
 from families.ram import load_weights
 from families.registry import FAMILIES, architecture_of, check_head, model_type
 from families.translation_prompts import translation_of
@@ -59,8 +57,7 @@ def find_mlx_lm_folder(name: str, base: str | None = None) -> Path | None:
 
 
 def is_mlx_lm_folder(path: Path) -> bool:
-    """Whether a folder is a model for mlx-lm: of an architecture that convert.py does not convert, with
-    safetensors. A converted folder and any other checkpoint is not."""
+    """Whether a folder has safetensors of an architecture that convert.py does not convert."""
     if (path / WEIGHTS).exists() or not (path / "config.json").exists():
         return False
     if model_type(read_json(path / "config.json")) in FAMILIES:
@@ -100,23 +97,16 @@ def _with_mlx_lm(name: object, task: str, step: Callable[[Any], Any]) -> Any:
 
 
 def _config(raw: dict) -> dict:
-    """The config.json for mlx-lm, with positions where it looks for them. InputError for more layers than any
-    model has, because each takes time and memory before its weights turn out to be missing."""
+    """The config.json for mlx-lm, with positions where it looks for them."""
     check_head(raw)
-    named = r"num_(hidden_|transformer_)?layers|n_layers?"
-    for key, count in text_of(raw).items():
-        if re.fullmatch(named, key) and isinstance(count, int) and count > MOST_LAYERS:
-            raise InputError(f"config.json: {key} is {count}, more than {MOST_LAYERS}")
-    return lifted(raw)
+    return flatten_rope_keys(raw)
 
 
 def load(
     name: str, folder: Path, group: mx.distributed.Group | None = None, split: bool = True
 ) -> tuple[CausalModel, Tokenizer]:
-    """The model and the tokenizer of a folder that `is_mlx_lm_folder`; group, split: as for loading.load.
-
-    InputError, with the reason, for a model that mlx-lm or the step cannot run, and for ranks that differ.
-    """
+    """The model and the tokenizer of a folder that `is_mlx_lm_folder`, as loading.load. InputError, with the reason, for a model
+    that mlx-lm or the step cannot run, and for ranks that differ."""
     ranks = Ranks(group)
     split = split and ranks.size > 1
     ranks.check_folder(folder, "mlx-lm")
@@ -128,29 +118,28 @@ def load(
         else:
             load_weights(name, folder, dict(tree_flatten(model.parameters())), mx.eval)
         set_positions(model, raw)
-        own = folder / "chat_template.json"  # transformers reads it only for models that see too
-        ends = raw.get("eos_token_id")
-        chat = utils.load_tokenizer(folder, eos_token_ids=ends)
-        if not chat.has_chat_template and own.exists():
-            template = {"chat_template": read_json(own).get("chat_template")}
-            chat = utils.load_tokenizer(folder, template, ends)
+        file = folder / "chat_template.json"  # transformers reads it only for models that see too
+        chat = utils.load_tokenizer(folder, eos_token_ids=raw.get("eos_token_id"))
+        if not chat.has_chat_template and file.exists():
+            settings = {"chat_template": read_json(file).get("chat_template")}
+            chat = utils.load_tokenizer(folder, settings, raw.get("eos_token_id"))
         return model, raw, chat
 
     model, raw, chat = ranks.together(lambda: _with_mlx_lm(folder, "load", load_all))
     tokenizer = _fast(chat, folder)
     # This checks the model, which needs all ranks.
     causal = CausalModel(model, chat.eos_token_ids, chat.pad_token_id, max_positions(raw))
-    template = None
-    translation = languages = None
+    chat_template = translation = languages = None
     if chat.has_chat_template:
         thinking = (chat.think_start, chat.think_end) if chat.has_thinking else None
-        template = ChatTemplate(chat.apply_chat_template, str(chat.chat_template), thinking)
-        translation, languages = translation_of(model_type(raw), template.jinja)
+        jinja = str(chat.chat_template)
+        chat_template = ChatTemplate(chat.apply_chat_template, jinja, thinking)
+        translation, languages = translation_of(model_type(raw), jinja)
     causal.text = TextSide(
         tokenizer,
         languages=languages,
         defaults=GenerationDefaults.load(folder),
-        chat=template,
+        chat=chat_template,
         bos=chat.bos_token or "",
         translation=translation,
     )
@@ -168,17 +157,14 @@ def _user_turn(text: TextSide) -> tuple[int, ...]:
         return ()
     before = []
     try:
-        for system in ([], [_message("system", "a")], [_message("system", "b.\n")]):
-            users = (_message("user", content) for content in ("the", " a", "\n\n1"))
-            prompts = [text.encode(Prompt([*system, user])).tokens for user in users]
+        for system in ("", "a", "b.\n"):
+            first = [dict(role="system", content=system)] if system else []
+            users = [dict(role="user", content=content) for content in ("the", " a", "\n\n1")]
+            prompts = [text.encode(Prompt([*first, user])).tokens for user in users]
             before.append(common_prefix(prompts)[::-1])
     except InputError:
         return ()
     return tuple(common_prefix(before)[::-1])
-
-
-def _message(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
 
 
 def mlx_lm_skeleton(folder: Path) -> Any:
@@ -211,9 +197,8 @@ def convert(
     dtype: str | None = None,
     quantization: Quantization | None = None,
 ) -> None:
-    """Convert a decoder-only model's folder by mlx-lm, or merge an adapter that mlx-lm trained into it, to the folder `output`,
-    which may not exist. InputError for a model that cannot be decoded here, and for PEFT's adapters, which mlx-lm does not
-    read."""
+    """Convert a decoder-only model's folder by mlx-lm, or merge an adapter that mlx-lm trained into it, to a new folder.
+    InputError for a model that cannot be decoded here, and for PEFT's adapters, which mlx-lm does not read."""
     if adapter and not (adapter / "adapters.safetensors").exists():
         raise InputError(f"{adapter}: PEFT's, for a decoder-only model: merge it with PEFT first")
     if adapter and (dtype or quantization):

@@ -11,7 +11,7 @@ import mlx.nn as nn
 import numpy as np
 
 from common.errors import InputError
-from families.causal_check import own_cache
+from families.causal_check import mlx_lm_cache
 
 Scaled = tuple[np.ndarray, float]
 
@@ -22,34 +22,36 @@ Scaled = tuple[np.ndarray, float]
 def _llama3(p: Mapping, periods: np.ndarray) -> Scaled:  # Grattafiori et al. 2024, arXiv 2407.21783
     turns = p["original_max_position_embeddings"] / (2 * np.pi * periods)
     low, high = p["low_freq_factor"], p["high_freq_factor"]
-    share = np.clip((turns - low) / (high - low), 0, 1)
-    return periods / (share + (1 - share) / p["factor"]), 1.0
+    ratio = np.clip((turns - low) / (high - low), 0, 1)
+    return periods / (ratio + (1 - ratio) / p["factor"]), 1.0
 
 
 def _yarn(p: Mapping, periods: np.ndarray) -> Scaled:  # Peng et al. 2023, arXiv 2309.00071
     D = 2 * len(periods)
     original = p["original_max_position_embeddings"]
-    factor = p["factor"]
 
     def dimension(turns: float) -> float:
         return D * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(p["rope_theta"]))
+
+    def size(mscale: float) -> float:
+        return 1 + 0.1 * mscale * math.log(max(p["factor"], 1))
 
     first, last = dimension(p.get("beta_fast") or 32), dimension(p.get("beta_slow") or 1)
     if p.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, D - 1)
     scaled = np.clip((np.arange(D // 2) - first) / (last - first or 0.001), 0, 1)
-    a, b = p.get("mscale"), p.get("mscale_all_dim")
-    sizes = [1 + 0.1 * m * math.log(max(factor, 1)) for m in ((a, b) if a and b else (1, 0))]
-    own = p.get("attention_factor") or sizes[0] / sizes[1]
-    return periods / (1 - scaled + scaled / factor), own
+    factor = size(1)
+    if p.get("mscale") and p.get("mscale_all_dim"):
+        factor = size(p["mscale"]) / size(p["mscale_all_dim"])
+    return periods / (1 - scaled + scaled / p["factor"]), p.get("attention_factor") or factor
 
 
 def _longrope(p: Mapping, periods: np.ndarray) -> Scaled:  # Ding et al. 2024, arXiv 2402.13753
     # For the original length only: beyond it all positions change, so `max_positions` ends texts there.
     size = math.log(max(p["factor"], 1)) / math.log(p["original_max_position_embeddings"])
-    own = p.get("short_mscale") or p.get("attention_factor") or math.sqrt(1 + size)
-    return periods * np.array(p["short_factor"]), own
+    factor = p.get("short_mscale") or p.get("attention_factor") or math.sqrt(1 + size)
+    return periods * np.array(p["short_factor"]), factor
 
 
 _TYPES: dict[str, Callable[[Mapping, np.ndarray], Scaled] | None] = {
@@ -81,39 +83,38 @@ class Rope(nn.Module):
         return mx.fast.rope(x, self.dims, **settings, offset=offset, freqs=self._periods)
 
 
-def text_of(raw: Mapping) -> dict:
+def text_config(raw: Mapping) -> dict:
+    """The values for the text model of a config.json."""
     return {**raw, **(raw.get("text_config") or {})}
 
 
 def _parameters(text: Mapping) -> dict[str, dict]:
     """Rope parameters by type of layer, or under "" for all layers. InputError for an unknown rope type."""
     rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
-    nested = any(isinstance(value, Mapping) for value in rope.values())
-    most = text.get("max_position_embeddings") or 0
+    by_type = {key: value for key, value in rope.items() if isinstance(value, Mapping)}
+    longest = text.get("max_position_embeddings") or 0
     parameters: dict[str, dict] = {}
-    for layer_type, given in rope.items() if nested else [("", rope)]:
-        if not isinstance(given, Mapping):
-            continue
-        p = {key: value for key, value in given.items() if value is not None}
-        if nested:
+    for layer_type, values in (by_type or {"": rope}).items():
+        p = {key: value for key, value in values.items() if value is not None}
+        if by_type:
             p.pop("truncate", None)  # transformers looks for it beside the types only
         p["rope_type"] = kind = p.get("rope_type") or p.get("type") or "default"
         if kind not in _TYPES:
             raise InputError(f"rope type {kind} is unknown; there are {', '.join(_TYPES)}")
-        original = text.get("original_max_position_embeddings") or most
+        original = text.get("original_max_position_embeddings") or longest
         original = p.setdefault("original_max_position_embeddings", original)
-        p["factor"] = float(p.get("factor") or (most / original if original else 1))
+        p["factor"] = float(p.get("factor") or (longest / original if original else 1))
         for key in ("rope_theta", "partial_rotary_factor"):
             p.setdefault(key, text.get(key))
         parameters[layer_type] = p
     return parameters
 
 
-def lifted(raw: Mapping) -> dict:
+def flatten_rope_keys(raw: Mapping) -> dict:
     """The config.json with the values of `rope_parameters` also under the keys that mlx-lm reads."""
     config = dict(raw)
     if isinstance(raw.get("text_config"), Mapping):
-        config["text_config"] = lifted(raw["text_config"])
+        config["text_config"] = flatten_rope_keys(raw["text_config"])
     types = raw.get("layer_types") or []
     if "full_attention" in types:
         config.setdefault("sliding_window_pattern", types.index("full_attention") + 1)
@@ -121,18 +122,18 @@ def lifted(raw: Mapping) -> dict:
     if not raw.get("rope_parameters"):
         return config
     p = ropes.get("full_attention") or next(iter(ropes.values()))
-    kind = p["rope_type"]
-    local = ropes.get("sliding_attention", {}).get("rope_theta")
     theta, part = p["rope_theta"], p["partial_rotary_factor"]
+    local = ropes.get("sliding_attention", {}).get("rope_theta")
     values = dict(rope_theta=theta, partial_rotary_factor=part, rope_local_base_freq=local)
     values |= dict(rotary_emb_base=theta, rotary_pct=part)  # GPT-NeoX's names
     config |= {key: value for key, value in values.items() if value is not None}
-    return config | {"rope_scaling": None if kind == "default" else p | {"type": kind}}
+    scaling = None if p["rope_type"] == "default" else p | {"type": p["rope_type"]}
+    return config | {"rope_scaling": scaling}
 
 
 def max_positions(raw: Mapping) -> int | None:
-    """How many tokens a text may have, according to config.json; None if it does not say."""
-    text = text_of(raw)
+    """The number of tokens that a text may have, according to config.json; None if it does not say."""
+    text = text_config(raw)
     keys = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "model_max_length")
     stated = next((text[key] for key in keys if type(text.get(key)) is int), None)
     for p in _parameters(text).values():
@@ -146,39 +147,37 @@ def max_positions(raw: Mapping) -> int | None:
 
 def set_positions(model: nn.Module, raw: Mapping) -> None:
     """Give a model's layers the rotary positions and windows of its config.json if theirs differ."""
-    text = text_of(raw)
+    text = text_config(raw)
     _set_ropes(model, text)
-    types = text.get("layer_types")
-    kind = text.get("model_type")
-    if not types and kind in (*_SLIDE, "gemma2"):
-        second = "full_attention" if kind == "gemma2" else "sliding_attention"
-        types = ["sliding_attention", second] * len(model.layers)
+    pattern = _PATTERNS.get(str(text.get("model_type")), ())
+    types = text.get("layer_types") or pattern * len(model.layers)
     window: Any = text.get("sliding_window")
-    for layer, cache, layer_type in zip(model.layers, own_cache(model), types or (), strict=False):
+    for layer, cache, layer_type in zip(model.layers, mlx_lm_cache(model), types, strict=False):
         slides = window and layer_type == "sliding_attention"
         if slides and not getattr(cache, "max_size", None) and "self_attn" in layer:
             layer.self_attn = Windowed(layer.self_attn, window)
 
 
-_SLIDE = ("mistral", "mixtral", "phi3", "phimoe", "starcoder2")  # in all layers
+_PATTERNS: dict[str, tuple[str, ...]] = {  # of layer types, where config.json does not say
+    **dict.fromkeys("mistral mixtral phi3 phimoe starcoder2".split(), ("sliding_attention",)),
+    "gemma2": ("sliding_attention", "full_attention"),
+}
 _ROPES = ("RoPE", "Llama3RoPE", "YarnRoPE", "SuScaledRoPE", "DynamicNTKScalingRoPE")
 
 
 def _set_ropes(model: nn.Module, text: Mapping) -> None:
     ropes = _parameters(text)
-    types = text.get("layer_types")
-    places: list[tuple[nn.Module, str, dict]] = []  # module, attribute, parameters
-    for i, layer in enumerate(model.layers):
-        own = ropes.get("") or (ropes.get(types[i]) if types else None)
-        if own:
-            for module in layer.modules():
-                names = [key for key, rope in module.items() if type(rope).__name__ in _ROPES]
-                places += [(module, key, own) for key in names]
+    types = text.get("layer_types") or [""] * len(model.layers)
+    found: list[tuple[nn.Module, str, dict]] = []  # module, attribute, parameters
+    for layer, layer_type in zip(model.layers, types, strict=False):
+        p = ropes.get("") or ropes.get(layer_type) or {}
+        for module in layer.modules() if p else ():
+            names = [key for key, rope in module.items() if type(rope).__name__ in _ROPES]
+            found += [(module, key, p) for key in names]
     if "" in ropes:  # in layers that mlx-lm scales, or, where it knows no rope types, in all
-        scaled = [place for place in places if getattr(place[0][place[1]], "scale", None) != 1]
-        places = scaled or places
+        found = [x for x in found if getattr(x[0][x[1]], "scale", None) != 1] or found
     head = text.get("head_dim") or text.get("hidden_size", 0) // text.get("num_attention_heads", 1)
-    for module, key, p in places:
+    for module, key, p in found:
         rope: Any = module[key]
         dims = getattr(rope, "dim", None) or rope.dims
         base = getattr(rope, "base", None)
@@ -188,8 +187,8 @@ def _set_ropes(model: nn.Module, text: Mapping) -> None:
         p = p | {"rope_theta": ("" in ropes and base) or p["rope_theta"] or 10000.0}
         here = [getattr(rope, name, None) for name in ("dims", "base", "scale")]
         scale = _TYPES[p["rope_type"]]
-        default = p["rope_type"] == "default"
-        if scale and not (default and here == [dims, p["rope_theta"], 1]):
+        is_right = p["rope_type"] == "default" and here == [dims, p["rope_theta"], 1]
+        if scale and not is_right:
             periods = p["rope_theta"] ** (np.arange(0, dims, 2) / dims)
             module[key] = Rope(dims, getattr(rope, "traditional", False), *scale(p, periods))
 

@@ -18,12 +18,11 @@ from checkpoints.folder import WEIGHTS, converted_path, is_outdated, read_json
 from checkpoints.hub import Start, fetch, gb
 from checkpoints.quantization import Quantization
 from checkpoints.weights import DTYPES, stored_size, write_weights
-from common.errors import InputError, naming
+from common.errors import InputError, errors_name
 from common.files import replacing
 from common.reporting import reporter
 from families import causal_loading, distilled, ram
-from families.converted import build
-from families.registry import check_head, family_of
+from families.registry import build, check_head, family_of
 from text.generation import FILE as GENERATION
 from text.generation import GenerationDefaults
 from text.tokenizer import SOURCE_FILE
@@ -85,16 +84,16 @@ def read_config(folder: Path) -> dict:
         raise InputError(f"{folder} is a draft model, made by distill.py: use it as it is")
     check_head(raw)
     if (folder / GENERATION).exists():
-        given = read_json(folder / GENERATION).items()
-        raw |= {k: v for k, v in given if k.endswith("_token_id") and v is not None}
+        settings = read_json(folder / GENERATION).items()
+        raw |= {k: v for k, v in settings if k.endswith("_token_id") and v is not None}
     return raw
 
 
 def converted_size(
     folder: Path, dtype: str | None = None, quantization: Quantization | None = None
 ) -> int:
-    """Bytes of the weights once converted, computed from the folder's config.json alone: the weights may be
-    missing; 0 for a model that mlx-lm runs. InputError for a model that cannot be converted."""
+    """Bytes of the weights once converted, from the config.json alone; 0 for a model that mlx-lm runs. InputError for one that
+    cannot be converted."""
     if _Source("", folder).runs_in_mlx_lm():
         return 0
     model, own_dtype = skeleton(folder)
@@ -105,7 +104,7 @@ def skeleton(folder: Path) -> tuple[Any, str]:
     """The model of a config.json without its weights, and the type that conversion gives them."""
     if _Source("", folder).runs_in_mlx_lm():
         return causal_loading.mlx_lm_skeleton(folder), "bfloat16"
-    with naming(folder):
+    with errors_name(folder):
         raw = read_config(folder)
         family = family_of(raw)
         model = family.model(family.config.from_hub(raw, None))
@@ -122,14 +121,12 @@ def convert(
     quantization: Quantization | None = None,
     base: str | None = None,
 ) -> Path:
-    """Convert `model`, a hub id or a folder, and return the converted folder.
+    """Convert `model`, a hub id or a folder, and return the converted folder. An adapter is merged into the model that it names or,
+    if given, `base`.
 
-    `model` may be an adapter, which is merged into the model that it names or, if given, `base`.
-
-    The default output is mlx_models/<last part of the name>, the default dtype the family's. The output appears
-    complete or not at all. If it exists, raise InputError, unless `force` (replace it) or `exist_ok` (keep it, unless the
-    checkpoint has changed since).
-    Weights are converted in blocks, so memory does not grow with the checkpoint.
+    The default output is mlx_models/<last part of the name>, the default dtype the family's. The output appears complete or not
+    at all. If it exists, raise InputError, unless `force` (replace it) or `exist_ok` (keep it, unless the checkpoint has changed).
+    Memory does not grow with the checkpoint.
     """
     output = output or converted_path(model)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -172,8 +169,8 @@ def describe(model: str, revision: str | None = None) -> list[str]:
 
 
 def convert_first(name: str, base: str | None = None) -> Path:
-    """The folder of a checkpoint or an adapter, a folder or owner/name on the hub, that has not been converted yet: it is
-    converted or, for mlx-lm, downloaded. base: as for `convert`. InputError if there is none."""
+    """Convert a checkpoint or an adapter, a folder or owner/name on the hub, that has not been converted yet, or download it for
+    mlx-lm: its folder. base: as for `convert`. InputError if there is none."""
     output = converted_path(name, base)
     if not Path(name).is_dir() and not folders.is_on_hub(name):
         hint = "" if "/" in name else " (a name on the hub has an owner: google/flan-t5-base)"
@@ -239,12 +236,9 @@ def _note(dtype: str) -> str | None:
     if mx.default_device() == mx.cpu:
         return f"weights in {dtype}; without a GPU --dtype float32 is several times faster"
     chip = str(mx.device_info().get("device_name", ""))
-    if not re.match(r"Apple M[12]\b", chip):
-        return None
-    why = f"{chip} emulates bfloat16"
-    if dtype != "float16":
-        why += ", but the model needs its range"
-    return f"weights in {dtype}: {why}"
+    if dtype == "bfloat16" and re.match(r"Apple M[12]\b", chip):
+        return f"weights in bfloat16, whose range the model needs, though {chip} emulates it"
+    return None
 
 
 def _write(
@@ -253,12 +247,12 @@ def _write(
     state = source.state()
     named = source.adapter or source.folder
     folder = source.folder
-    with naming(named):
+    with errors_name(named):
         raw = read_config(folder)
         family = family_of(raw)
         stored = folders.open_checkpoint(folder)
         if source.adapter:
-            with naming(Path(source.base)):
+            with errors_name(Path(source.base)):
                 stored, raw = merge(source.adapter, stored, raw)
         tensors = family.rename(stored)
         config = family.config.from_hub(raw, tensors)

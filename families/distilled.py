@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from checkpoints.folder import WEIGHTS
 from checkpoints.tensors import map_npz, to_mlx, to_numpy
 from checkpoints.weights import stored_type
-from common.errors import InputError, naming
+from common.errors import InputError, errors_name
 from common.files import replacing
 from common.reporting import reporter
 from speculative.model import Model
@@ -149,7 +149,7 @@ class Distilled(Model):
         vocabulary and shapes of layers, such as a fine-tune. InputError for any other model."""
         fits = isinstance(target, EncoderDecoder) and self.vocabulary in ("", vocabulary(target))
         if fits:
-            with naming(Path(self.name)):
+            with errors_name(Path(self.name)):
                 rows, columns = self.weights["mix.weight"].shape
                 draft = skeleton(target, self.layers, columns // rows)
             shapes = {name: weight.shape for name, weight in own_weights(draft).items()}

@@ -1,5 +1,7 @@
 """Finding a model's folder, converting it on first use, and loading it."""
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +9,18 @@ import mlx.core as mx
 from tokenizers import Tokenizer
 
 from checkpoints.folder import WEIGHTS, converted, is_outdated, read_json
+from checkpoints.quantization import Quantization
+from checkpoints.tensors import map_npz, to_mlx
+from common.errors import errors_name
+from distributed import sharding
 from distributed.ranks import Ranks
-from families import causal_loading, conversion
-from families.converted import load_converted
+from families import Family, causal_loading, conversion, ram
 from families.distilled import Distilled
-from families.registry import model_type
+from families.registry import build, family_of, model_type
+from text.generation import GenerationDefaults
+from text.languages import Languages
+from text.text_side import TextSide
+from text.tokenizer import SOURCE_FILE, load_tokenizer
 
 
 def find(name: str, base: str | None = None) -> Path:
@@ -27,15 +36,10 @@ def find(name: str, base: str | None = None) -> Path:
 def load(
     name: str | Path, group: mx.distributed.Group | None = None, split: bool = True
 ) -> tuple[Any, Tokenizer]:
-    """Load the model and tokenizer of a converted folder or a name under mlx_models/, of a folder that mlx-lm can
-    load, or of a checkpoint, a folder or owner/name on the Hugging Face hub, which is converted on first use.
+    """The model and tokenizer of whatever `find` finds. `model.text` is its text side (text/text_side.py).
 
-    group: `mx.distributed.init()`, in processes that mlx.launch started. Each holds a part of the
-    layers; or, without `split`, all of them.
-
-    `model.text` is its text side (text/text_side.py).
-
-    InputError for no such model, files that do not fit each other, or ranks that differ.
+    group: `mx.distributed.init()`, in processes that mlx.launch started. Each holds a part of the layers; or, without `split`,
+    all of them. InputError for no such model, files that do not fit each other, or ranks that differ.
     """
     ranks = Ranks(group)
     path = ranks.together(lambda: find(str(name)))
@@ -46,5 +50,53 @@ def load(
     if model_type(config) == "distilled":
         draft: Any = ranks.together(lambda: Distilled.load(path, config))
         return draft, draft.text  # its target has the tokenizer
-    model = ranks.together(lambda: load_converted(str(name), path, config, ranks, split))
+    model = ranks.together(lambda: _load_converted(str(name), path, config, ranks, split))
     return model, model.text.tokenizer
+
+
+def _load_converted(name: str, path: Path, raw: Mapping, ranks: Ranks, split: bool) -> Any:
+    """The model in a converted folder with this config.json, or this rank's part of it."""
+    with errors_name(path):
+        family = family_of(raw)
+        quantization = None
+        if raw.get("quantization") is not None:
+            quantization = Quantization.from_config(raw["quantization"])
+        config = family.config.from_dict(raw)
+    arrays = map_npz(path / WEIGHTS)
+    with errors_name(path / WEIGHTS):
+        model: Any = build(family, config, arrays, quantization)
+    if split and ranks.group and ranks.size > 1:
+        sharding.check_ranks(model, quantization, ranks.size)
+        sharding.shard(model, ranks.group)
+        sharding.load_shard(model, arrays, ranks.rank)
+        model.ranks = ranks
+    else:
+        model.load_weights(list(ram.load_weights(name, path, arrays, to_mlx).items()))
+    mx.eval(model.parameters())  # what is lazy can only be computed by the thread that made it
+    model.text = _text_side(path, family, model)
+    model.origin = str(raw.get("converted_from", path.name))
+    return model
+
+
+def _text_side(path: Path, family: Family, model: Any) -> TextSide:
+    """The text side of a converted folder's model."""
+    rows = model.config.vocab_size
+    tokenizer = load_tokenizer(path, rows)
+    source_tokenizer = None
+    if (path / SOURCE_FILE).exists():
+        source_tokenizer = load_tokenizer(path, model.source_vocab_size, SOURCE_FILE)
+    languages = Languages.load(path, rows)
+    codes = languages.codes.values() if languages and languages.source else ()
+    hidden = {code for code in codes if isinstance(code, int)}
+    for token, piece in tokenizer.get_added_tokens_decoder().items():
+        if piece.special and not re.fullmatch(family.shown_special, piece.content):
+            hidden.add(token)
+    in_prefix = [] if model.forced_bos_token_id is None else ["forced_bos_token_id"]
+    return TextSide(
+        tokenizer,
+        source_tokenizer,
+        languages,
+        GenerationDefaults.load(path, in_prefix),
+        frozenset(hidden),
+        start_token=model.start_token_id,
+    )

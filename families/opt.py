@@ -4,14 +4,14 @@ Learned positions, norms before the sub-layers and one after the last; in opt-35
 at the end, and words narrower than layers. Shapes: B rows, T new tokens, V vocabulary.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from checkpoints.config import BaseConfig, token_id, token_ids
+from checkpoints.config import BaseConfig, is_tied, token_id, token_ids
 from checkpoints.names import Names
 from families import Family
 from families.bart import Layer
@@ -42,14 +42,9 @@ class Config(BaseConfig):
     def max_prompt_tokens(self) -> int:  # type: ignore[override]
         return self.max_positions - 1
 
-    @property
-    def d_kv(self) -> int:
-        return self.d_model // self.num_heads
-
     @classmethod
-    def from_hub(cls, raw: Mapping, weights: Iterable[str] | None) -> "Config":
+    def from_hub(cls, raw: Mapping, weights: Collection[str] | None) -> "Config":
         norm_first = raw.get("do_layer_norm_before", True)
-        tied = raw.get("tie_word_embeddings", True)
         return cls.read(
             raw,
             "OPT",
@@ -66,7 +61,7 @@ class Config(BaseConfig):
             last_norm=norm_first and not raw.get("_remove_final_layer_norm", False),
             norm_weights=raw.get("layer_norm_elementwise_affine", True),
             biases=raw.get("enable_bias", True),
-            tied_head=tied if weights is None else "head.weight" not in set(weights),
+            tied_head=is_tied(raw, weights),
         )
 
 
@@ -108,8 +103,8 @@ class OPT(DecoderOnly):
             self.head = nn.Linear(c.d_word, c.vocab_size, bias=False)
 
     def states(self, tokens: mx.array, positions: np.ndarray, cache: SlotCache) -> mx.array:
-        """Append tokens [B, T] at positions [B, T] to the cache; return what the head gets, [B, T, d_word].
-        Positions from config.max_positions on, which only a draft model may get, count as the last one."""
+        """Append tokens [B, T] at positions [B, T]; what the head gets, [B, T, d_word]. Positions beyond the last, which only a draft
+        model may get, count as it."""
         c = self.config
         places = np.minimum(positions, c.max_positions - 1)  # a filler's position is MASKED
         cache.reserve(positions)

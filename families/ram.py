@@ -20,9 +20,8 @@ from speculative.model import Model
 from transformer import EncoderDecoder
 
 ROWS, TOKENS = 8, 512  # prompts of a batch, and the tokens of each prompt and of each output
-GPU_LIMIT = (
-    "max_recommended_working_set_size"  # what macOS recommends at most, in bytes; only on Macs
-)
+# Bytes that macOS recommends at most; only on Macs
+GPU_LIMIT = "max_recommended_working_set_size"
 T = TypeVar("T")
 MACS = (8, 16, 24, 32, 64, 128)  # GB of RAM
 
@@ -40,11 +39,11 @@ def available() -> int:
 @contextmanager
 def wired_memory() -> Iterator[None]:
     """On a Mac's GPU, keep as much memory as the system recommends from being paged out, as mlx-lm does."""
-    most = mx.device_info().get(GPU_LIMIT)
-    if most is None:
+    limit = mx.device_info().get(GPU_LIMIT)
+    if limit is None:
         yield
         return
-    before = mx.set_wired_limit(int(most))
+    before = mx.set_wired_limit(int(limit))
     try:
         yield
     finally:
@@ -53,8 +52,7 @@ def wired_memory() -> Iterator[None]:
 
 
 def mac_for(needed: int) -> str:
-    """The RAM of the smallest Mac whose GPU may use so many bytes. macOS recommends (llama.cpp logs it) two thirds of
-    16, 24 and 32 GB, and three quarters or more of 64 and 128 GB."""
+    """The RAM of the smallest Mac whose GPU may use so many bytes: of up to 32 GB two thirds, of more three quarters (llama.cpp's logs)."""
     usable = {ram: (2 / 3 if ram <= 32 else 3 / 4) * ram * 2**30 for ram in MACS}
     enough = [ram for ram in MACS if needed <= usable[ram]]
     return f"{enough[0]} GB" if enough else f"over {MACS[-1]} GB"
@@ -66,10 +64,15 @@ def load_weights(
     """load(weight) of each weight of the model in a folder, with a bar. InputError if the machine has not enough memory; a
     warning if nearly all of it will be in use (0.9, as in mlx-lm)."""
     size = sum(weight.nbytes for weight in weights.values())
-    most = available()
     used = mx.get_active_memory()
-    if size + used > 0.9 * most:
-        _warn_of_size(name, folder, size, most - used)
+    if size + used > 0.9 * available():
+        origin = read_json(folder / "config.json").get("converted_from", name)
+        hint = f"for fewer bits see python convert.py --model {origin} --dry-run, for smaller models docs/models.md"
+        free = gb(max(0, available() - used))
+        message = f"{name} takes {gb(size)}, and {free} of memory are left for it"
+        if size + used > installed():
+            raise InputError(f"{message}; {hint}")
+        warnings.warn(f"{message}: decoding may be slow; {hint}", stacklevel=3)
     loaded = dict[str, T]()
     with reporter.bar(f"loading {name}", size, "B", 2) as advance:
         for key, weight in weights.items():
@@ -78,21 +81,9 @@ def load_weights(
     return loaded
 
 
-def _warn_of_size(name: str, folder: Path, size: int, free: int) -> None:
-    origin = read_json(folder / "config.json").get("converted_from", name)
-    hint = f"for fewer bits see python convert.py --model {origin} --dry-run, for smaller models docs/models.md"
-    message = f"{name} takes {gb(size)}, and {gb(max(0, free))} of memory are left for it"
-    if size + mx.get_active_memory() > installed():
-        raise InputError(f"{message}; {hint}")
-    warnings.warn(f"{message}: decoding may be slow; {hint}", stacklevel=4)
-
-
 def needed(model: Any, dtype: str) -> dict[int, int]:
-    """Bits of the weights (16: as `dtype` has them, 8, 4) -> bytes that a model takes to decode a batch: weights and
-    caches, which outgrow what reading the prompts took.
-
-    Nothing is computed: MLX knows the shape of what it has yet to compute.
-    """
+    """Bits of the weights (16: as `dtype` has them, 8, 4) -> bytes that a model takes to decode a batch: weights and caches.
+    Nothing is computed: MLX knows the shape of what it has yet to compute."""
     model.set_dtype(getattr(mx, dtype))
     batch = _full_cache(model)
     by_bits = {}
@@ -110,16 +101,14 @@ def _full_cache(model: Any) -> int:
         layers = make_prompt_cache(model)
         model(mx.zeros((ROWS, 2 * TOKENS), mx.int32), cache=layers)
         return sum(layer.nbytes for layer in layers)
-    config = model.config
-    most = TOKENS
-    if not isinstance(model, EncoderDecoder):
+    count = TOKENS
+    if isinstance(model, EncoderDecoder):
+        cache = model.start([model.blank_prompt(TOKENS) for _ in range(ROWS)])
+    else:
         assert model.new_cache is not None
         cache = model.new_cache(ROWS)
-        most = 2 * TOKENS
-    else:
-        cache = model.start([model.blank_prompt(TOKENS) for _ in range(ROWS)])
-    positions = np.tile(
-        np.arange(min(most, config.max_positions or most), dtype=np.int32), (ROWS, 1)
-    )
+        count = 2 * TOKENS
+    count = min(count, model.config.max_positions or count)
+    positions = np.tile(np.arange(count, dtype=np.int32), (ROWS, 1))
     model.decode(mx.zeros(positions.shape, mx.int32), positions, cache)
     return sum(array.nbytes for array in cache.arrays)

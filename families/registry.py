@@ -1,8 +1,15 @@
-"""Which family a model is of."""
+"""The families by name, and their models."""
 
 from collections.abc import Mapping
 from dataclasses import replace
+from textwrap import shorten
+from typing import Any
 
+import mlx.core as mx
+import mlx.nn as nn
+
+from checkpoints.config import BaseConfig
+from checkpoints.quantization import Quantization
 from common.errors import InputError
 from families import Family, bart, opt, t5, t5gemma, t5gemma2, whisper
 
@@ -35,8 +42,7 @@ def family_of(raw: Mapping) -> Family:
 
 
 def model_type(raw: Mapping) -> str:
-    """config.json's model_type or, if there is none (some umT5), the longest that its class's name starts with, such as
-    t5 in T5Model."""
+    """config.json's model_type or, without one (some umT5), the longest that its class's name begins with: t5 for T5Model."""
     if raw.get("model_type"):
         return str(raw["model_type"])
     name = architecture_of(raw)
@@ -55,3 +61,22 @@ def check_head(raw: Mapping) -> None:
     name = architecture_of(raw)
     if name.endswith(("EncoderModel", "Classification", "QuestionAnswering", "MultipleChoice")):
         raise InputError(f"a {name} is for other tasks: it cannot generate text")
+
+
+def build(
+    family: Family,
+    config: BaseConfig,
+    weights: Mapping[str, Any],
+    quantization: Quantization | None = None,
+) -> nn.Module:
+    """A model to load weights, arrays or tensors, of these names and shapes into; nothing is allocated. InputError names
+    those that are missing, unknown or mis-shaped."""
+    model = family.model(config)
+    if quantization:
+        nn.quantize(model, **vars(quantization), class_predicate=quantization.covers)
+    try:
+        model.load_weights([(name, mx.zeros(weight.shape)) for name, weight in weights.items()])
+    except (ValueError, OverflowError) as error:
+        reason = shorten(str(error), 300, placeholder=" ...")
+        raise InputError(f"not the weights that config.json says: {reason}") from None
+    return model

@@ -1,74 +1,53 @@
 """Reads checkpoints of T5 and its relatives: v1.1, FLAN, mT5, byT5, umT5, UL2, MADLAD-400, Aya."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 import model
-from checkpoints.config import token_id, token_ids
+from checkpoints.config import is_tied, token_id, token_ids
 from checkpoints.folder import read_json
 from checkpoints.names import Names
 from families import Family
+from text import tokenizer_files as files
 from text.languages import Languages
 from text.tokenizer import FILE as TOKENIZER
-from text.tokenizer import byte_tokenizer, like_sentencepiece, readable
-from text.tokenizer_files import (
-    added_tokens,
-    as_trained,
-    class_of,
-    copy_sources,
-    from_transformers,
-    save,
-)
+from text.tokenizer import byte_tokenizer, like_sentencepiece, tokenizer_errors
 
 
 class Config(model.Config):
     @classmethod
-    def from_hub(cls, raw: Mapping, weights: Iterable[str] | None) -> "Config":
+    def from_hub(cls, raw: Mapping, weights: Collection[str] | None) -> "Config":
         """config.json is incomplete and sometimes wrong, so the weights decide what they can: whether the
         feed-forward layers are gated, the head is tied, every layer has a bias."""
-        weights = set(_likely(raw) if weights is None else weights)
-        gated = "decoder.layers.0.feed_forward.gate.weight" in weights
+        gated = str(raw.get("feed_forward_proj", "relu")).startswith("gated-")
+        bias_per_layer = raw.get("model_type") == "umt5"
+        if weights is not None:
+            gated = "decoder.layers.0.feed_forward.gate.weight" in weights
+            bias_per_layer = any(re.search(r"relative_bias\.[1-9]", name) for name in weights)
         activation = str(raw.get("feed_forward_proj", "relu")).removeprefix("gated-")
         if gated and activation == "gelu":
             activation = "gelu_new"  # what every gated-gelu checkpoint was trained with
         pad = token_id(raw, "pad_token_id", 0)
+        # `tie_word_embeddings: false` has always meant "do not scale the decoder's output by d_model**-0.5", whatever the
+        # head; transformers 5 writes it under its own name. mT5 never scales.
+        scales = raw.get("scale_decoder_outputs", is_tied(raw, None))
+        scales = scales and raw.get("model_type") != "mt5"
         return cls.read(
             raw,
             "T5",
             num_decoder_layers=raw.get("num_decoder_layers") or raw.get("num_layers"),
             activation=activation,
             gated=gated,
-            tied_head="head.weight" not in weights,
-            bias_per_layer=any(re.search(r"relative_bias\.[1-9]", name) for name in weights),
-            scale_decoder_outputs=_scales_outputs(raw),
+            tied_head=is_tied(raw, weights),
+            bias_per_layer=bias_per_layer,
+            scale_decoder_outputs=scales,
             pad_token_id=pad,
             eos_token_ids=token_ids(raw.get("eos_token_id"), 1),
             decoder_start_token_id=token_id(raw, "decoder_start_token_id", pad),
         )
-
-
-def _likely(raw: Mapping) -> list[str]:
-    """The names of weights that tell the variants apart, if config.json is right."""
-    gated = str(raw.get("feed_forward_proj", "relu")).startswith("gated-")
-    names = [f"decoder.layers.0.feed_forward.{'gate' if gated else 'up'}.weight"]
-    if raw.get("tie_word_embeddings") is False:
-        names.append("head.weight")
-    if raw.get("model_type") == "umt5":
-        names.append("decoder.relative_bias.1.weight")
-    return names
-
-
-def _scales_outputs(raw: Mapping) -> bool:
-    """Whether the decoder's output is multiplied by d_model**-0.5 before the head.
-
-    `tie_word_embeddings: false` in a T5-type config.json has always meant "do not scale", whatever
-    the head. transformers 5 writes the meaning under its own name. mT5 never scales.
-    """
-    tied = raw.get("tie_word_embeddings") is not False
-    return raw.get("model_type") != "mt5" and raw.get("scale_decoder_outputs", tied)
 
 
 _STACKS, _HEAD = ("encoder", "decoder"), "lm_head.weight"
@@ -101,20 +80,20 @@ NAMES = Names(
 
 def write_tokenizer(folder: Path, output: Path) -> None:
     """Copy the tokenizer's files, and write a tokenizer.json made from them."""
-    files = copy_sources(folder, output)
-    named = class_of(folder)
-    if named == "ByT5Tokenizer" and not {TOKENIZER, "spiece.model"} & {*files}:
+    names = files.copy_sources(folder, output)
+    named = files.class_of(folder)
+    if named == "ByT5Tokenizer" and not {TOKENIZER, "spiece.model"} & {*names}:
         tokenizer = byte_tokenizer()
-        tokenizer.add_tokens([*added_tokens(folder).values()])
-        save(tokenizer, output)
+        tokenizer.add_tokens([*files.added_tokens(folder).values()])
+        files.save(tokenizer, output)
         return
     # For umT5 and MT5Tokenizer the automatic class reads tokenizer.json only.
     is_t5s = named in ("", "T5Tokenizer", "MT5Tokenizer")
-    kind = "T5Tokenizer" if is_t5s and TOKENIZER not in files else "AutoTokenizer"
-    tokenizer = from_transformers(kind, folder)
-    with readable(str(folder)):
-        tokenizer = as_trained(like_sentencepiece(tokenizer), folder)
-    save(tokenizer, output)
+    kind = "T5Tokenizer" if is_t5s and TOKENIZER not in names else "AutoTokenizer"
+    tokenizer = files.from_transformers(kind, folder)
+    with tokenizer_errors(str(folder)):
+        tokenizer = files.as_trained(like_sentencepiece(tokenizer), folder)
+    files.save(tokenizer, output)
     codes = codes_in_words(read_json(folder / "config.json"), tokenizer)
     if codes:
         reads = None if any(words.startswith("<2") for words in codes.values()) else "en"

@@ -5,24 +5,21 @@ projections, without positions. Queries and keys have norms. Local and global la
 positions. Encoder and decoder share one embedding. The image part is left out.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from families import Family, t5gemma_checkpoint
-from families.t5gemma import Layer, T5Gemma
-from families.t5gemma_checkpoint import FULL, SLIDING, rope
+from families import Family, t5gemma
+from families.t5gemma import FULL, SLIDING, Layer, T5Gemma, rope
 from speculative.cache import CrossCache
 from transformer import Mask
 
-_THETA = {SLIDING: ("rope_local_base_freq", 1e4), FULL: ("rope_theta", 1e6)}
-
 
 @dataclass(frozen=True)
-class StackConfig(t5gemma_checkpoint.StackConfig):
+class StackConfig(t5gemma.StackConfig):
     max_position_embeddings: int = 131072
     final_logit_softcapping: float | None = None
     head_norms: bool = True
@@ -35,11 +32,9 @@ class StackConfig(t5gemma_checkpoint.StackConfig):
 
     @classmethod
     def from_layers(cls, raw: Mapping, types: list[str]) -> dict[str, Any]:
-        given = raw.get("rope_parameters") or {FULL: raw.get("rope_scaling")}
-        ropes = {
-            kind: rope(given.get(kind) or {}, raw.get(key, theta))
-            for kind, (key, theta) in _THETA.items()
-        }
+        values = raw.get("rope_parameters") or {FULL: raw.get("rope_scaling")}
+        local = rope(values.get(SLIDING) or {}, raw.get("rope_local_base_freq", 1e4))
+        ropes = {SLIDING: local, FULL: rope(values.get(FULL) or {}, raw.get("rope_theta", 1e6))}
         thetas, scales = zip(*(ropes[kind] for kind in types), strict=True)
         # transformers does not cap attention's scores.
         return dict(rope_thetas=thetas, rope_scales=scales, attn_logit_softcapping=None)
@@ -49,18 +44,18 @@ class StackConfig(t5gemma_checkpoint.StackConfig):
 
 
 @dataclass(frozen=True)
-class Config(t5gemma_checkpoint.Config):
+class Config(t5gemma.Config):
     encoder: StackConfig
     decoder: StackConfig
     stack: ClassVar[type] = StackConfig
 
     @classmethod
-    def from_hub(cls, raw: Mapping, weights: Iterable[str] | None) -> "Config":
+    def from_hub(cls, raw: Mapping, weights: Collection[str] | None) -> "Config":
         text = (raw.get("encoder") or {}).get("text_config")
         return super().from_hub({**raw, "encoder": text}, weights)  # type: ignore[return-value]
 
 
-_GEMMA = t5gemma_checkpoint.NAMES
+_GEMMA = t5gemma.NAMES
 _ENCODERS = ("encoder.embed_tokens.weight", "encoder.text_model.embed_tokens.weight")
 NAMES = replace(
     _GEMMA,
@@ -81,8 +76,8 @@ class DecoderLayer(Layer):
         self, x: mx.array, mask: Mask, cache: CrossCache | None, index: int, *positions: mx.array
     ) -> mx.array:
         assert cache is not None
-        own = cache.append(index, *self.attention.project(x, *positions))
-        both = zip(own, cache.cross[index], strict=True)
+        slots = cache.append(index, *self.attention.project(x, *positions))
+        both = zip(slots, cache.cross[index], strict=True)
         keys, values = (mx.concatenate(list(pair), axis=2) for pair in both)  # [B, H_kv, N + S, D]
         return self.attention(x, keys, values, mask, *positions)
 
@@ -105,13 +100,13 @@ class T5Gemma2(T5Gemma):
 
     def decoder_mask(self, slots: CrossCache, window: int) -> Mask:
         """The mask of the layer's own slots and then the source: boolean [B, 1, T, N + S]."""
-        own, cross = slots.self_mask(window), slots.cross_mask
-        if own is None and cross is None:
+        masks = slots.self_mask(window), slots.cross_mask
+        if all(mask is None for mask in masks):
             return None
-        (B, T, N), S = slots.distance.shape, slots.mask.shape[1]
-        own = mx.broadcast_to(mx.array(True) if own is None else own, (B, 1, T, N))
-        cross = mx.broadcast_to(mx.array(True) if cross is None else cross, (B, 1, T, S))
-        return mx.concatenate([own, cross], axis=-1)
+        B, T, N = slots.distance.shape
+        shapes = (B, 1, T, N), (B, 1, T, slots.mask.shape[1])
+        seen = (mx.array(True) if mask is None else mask for mask in masks)
+        return mx.concatenate([*map(mx.broadcast_to, seen, shapes)], axis=-1)
 
 
 FAMILY = Family(Config, T5Gemma2, NAMES.rename)

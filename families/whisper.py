@@ -5,7 +5,7 @@ runs it again.
 Shapes: B rows, F frames of a window, S encoder positions (F / 2), T new tokens, V vocabulary.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import count
@@ -21,8 +21,8 @@ from checkpoints.config import BaseConfig, token_id, token_ids
 from checkpoints.tensors import Tensor
 from common.errors import InputError
 from families import Family, bart
-from families.bart_checkpoint import NAMES as BART
-from speculative.cache import CrossCache, table_positions
+from families.bart import NAMES as BART
+from speculative.cache import CrossCache
 from speculative.model import Model
 from transformer import EncoderDecoder
 
@@ -55,7 +55,7 @@ class Config(BaseConfig):
         return 2 * self.max_source_positions
 
     @classmethod
-    def from_hub(cls, raw: Mapping, weights: Iterable[str] | None) -> "Config":
+    def from_hub(cls, raw: Mapping, weights: Collection[str] | None) -> "Config":
         return cls.read(
             raw,
             "Whisper",
@@ -92,10 +92,9 @@ def _equal(a: nn.Module, b: nn.Module) -> bool:
     """Whether two modules have the same weights, in the same types."""
     ours: dict[str, mx.array] = dict(tree_flatten(a.parameters()))
     theirs: dict[str, mx.array] = dict(tree_flatten(b.parameters()))
-    return ours.keys() == theirs.keys() and all(
-        x.dtype == theirs[name].dtype and bool(mx.array_equal(x, theirs[name]))
-        for name, x in ours.items()
-    )
+    if {name: x.dtype for name, x in ours.items()} != {name: x.dtype for name, x in theirs.items()}:
+        return False
+    return all(bool(mx.array_equal(x, theirs[name])) for name, x in ours.items())
 
 
 class Layer(bart.Layer):
@@ -108,12 +107,11 @@ class Layer(bart.Layer):
 class Encoder(transformer.Stack):
     def __init__(self, c: Config):
         super().__init__()
-        heads = c.encoder_attention_heads
-        inner = c.encoder_ffn_dim
+        sizes = c.encoder_attention_heads, c.encoder_ffn_dim
         self.conv1 = nn.Conv1d(c.num_mel_bins, c.d_model, 3, padding=1)
         self.conv2 = nn.Conv1d(c.d_model, c.d_model, 3, stride=2, padding=1)
         self.positions = nn.Embedding(c.max_source_positions, c.d_model)
-        self.layers = [Layer(c, heads, inner, "attention") for _ in range(c.encoder_layers)]
+        self.layers = [Layer(c, *sizes, "attention") for _ in range(c.encoder_layers)]
         self.norm = nn.LayerNorm(c.d_model)
 
     def __call__(self, features: mx.array) -> mx.array:  # type: ignore[override]
@@ -123,15 +121,6 @@ class Encoder(transformer.Stack):
         return super().__call__(x, [None] * len(self.layers))
 
 
-class Decoder(transformer.Stack):
-    def __init__(self, c: Config):
-        super().__init__()
-        parts = c.decoder_attention_heads, c.decoder_ffn_dim, "attention", "cross_attention"
-        self.positions = nn.Embedding(c.max_positions, c.d_model)
-        self.layers = [Layer(c, *parts) for _ in range(c.decoder_layers)]
-        self.norm = nn.LayerNorm(c.d_model)
-
-
 class Whisper(EncoderDecoder):
     fixed_vocabulary = True  # tokens without a name are timestamps
 
@@ -139,19 +128,23 @@ class Whisper(EncoderDecoder):
         super().__init__()
         c = self.config = config
         self.embedding = nn.Embedding(c.vocab_size, c.d_model)
-        self.encoder, self.decoder = Encoder(c), Decoder(c)
+        self.encoder = Encoder(c)
+        parts = c.decoder_attention_heads, c.decoder_ffn_dim, "attention", "cross_attention"
+        self.decoder = transformer.Stack()
+        self.decoder.positions = nn.Embedding(c.max_positions, c.d_model)
+        self.decoder.layers = [Layer(c, *parts) for _ in range(c.decoder_layers)]
+        self.decoder.norm = nn.LayerNorm(c.d_model)
 
     def for_target(self, target: Model) -> Model:
         """As the contract says; with the target's encoder if it is the same, which then runs once for both. Raises InputError
         if this model needs other features than the target, whose windows it gets."""
         if not isinstance(target, Whisper):
             return self
-        ours, theirs = self.config, target.config
-        if (ours.num_mel_bins, ours.frames) != (theirs.num_mel_bins, theirs.frames):
-            raise InputError(
-                f"the draft model reads {ours.num_mel_bins} bins and {ours.frames} frames, "
-                f"the model {theirs.num_mel_bins} and {theirs.frames}"
-            )
+        ours, theirs = (
+            f"{c.num_mel_bins} bins and {c.frames} frames" for c in (self.config, target.config)
+        )
+        if ours != theirs:
+            raise InputError(f"the draft model reads {ours}, the model {theirs}")
         if not _equal(self.encoder, target.encoder):
             return self
         draft = copy(self)
@@ -173,20 +166,13 @@ class Whisper(EncoderDecoder):
         return self.attend_to(encoded, np.ones(encoded.shape[:2], bool))
 
     def states(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
-        """As the contract says. Raises InputError for a position beyond the model's last."""
-        rows = table_positions(positions)
-        longest = self.config.max_positions
-        if rows.max() >= longest:
-            raise InputError(
-                f"the text is longer than the {longest} positions that the model knows"
-            )
+        known = self.known_positions(positions)
         cache.reserve(positions)
-        x = self.embedding(tokens) + self.decoder.positions(mx.array(rows))
+        x = self.embedding(tokens) + self.decoder.positions(mx.array(known))
         masks = [cache.self_mask()] * len(self.decoder.layers)
         return self.decoder(x, masks, cache)
 
 
-_EMBEDDING = "decoder.embed_tokens.weight"
 NAMES = replace(
     BART,
     family="Whisper",
@@ -196,16 +182,15 @@ NAMES = replace(
         (r"encoder\.(conv[12])\.(weight|bias)", "encoder.{}.{}"),
         *BART.rules,
     ],
-    embedding=(_EMBEDDING, "proj_out.weight"),
+    embedding=("decoder.embed_tokens.weight", "proj_out.weight"),
 )
 
 
 def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The checkpoint's tensors under our names, with convolutions in MLX's layout [out, width, in]."""
     renamed = NAMES.rename(tensors)
-    for name in ("encoder.conv1.weight", "encoder.conv2.weight"):
-        tensor = renamed.get(name)
-        if tensor and len(tensor.shape) == 3:
+    for name, tensor in renamed.items():
+        if len(tensor.shape) == 3:
             o, i, width = tensor.shape
             by_out, by_in, by_place = tensor.strides or (i * width, width, 1)
             strides = by_out, by_place, by_in

@@ -21,9 +21,8 @@ from checkpoints.folder import open_checkpoint
 from checkpoints.tensors import to_mlx
 from common.errors import InputError
 from families.conversion import convert
-from families.converted import build
 from families.loading import find, load
-from families.registry import family_of
+from families.registry import build, family_of
 from families.whisper import SoundPrompt
 
 Q = ["q", "q_proj"]

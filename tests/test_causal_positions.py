@@ -82,25 +82,16 @@ def test_model_types_that_mlx_lm_renames():
     assert all(runs_in_mlx_lm(dict(model_type=kind)) for kind in MODEL_REMAPPING)
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (dict(rope_parameters=dict(rope_type="axial")), "rope type axial is unknown; there are"),
-        (
-            dict(num_hidden_layers=10**6),
-            "config.json: num_hidden_layers is 1000000, more than 1024",
-        ),
-    ],
-)
-def test_what_cannot_be_read_rightly_is_refused(change, why, tmp_path):
+def test_unknown_positions_are_refused(tmp_path):
     save(tmp_path / "hub", "llama", "default")
     config = tmp_path / "hub" / "config.json"
+    change = dict(rope_parameters=dict(rope_type="axial"))
     config.write_text(json.dumps(json.loads(config.read_text()) | change))
     for use in (
         partial(causal_loading.load, "x"),
         lambda folder: convert.convert(str(folder), tmp_path / "out"),
     ):
-        with pytest.raises(InputError, match=f"hub: {why}"):
+        with pytest.raises(InputError, match="hub: rope type axial is unknown; there are"):
             use(tmp_path / "hub")
 
 

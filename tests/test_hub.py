@@ -233,7 +233,7 @@ def test_what_is_cached_needs_no_server(hub, cache, monkeypatch):
         assert fetch(MODEL) == folder
     hub.__exit__()
     assert fetch(MODEL) == folder
-    with pytest.raises(InputError, match="cannot be reached"):
+    with pytest.raises(InputError, match="cannot be downloaded"):
         fetch("org/other")
 
 
@@ -338,11 +338,10 @@ def without(name: str) -> dict[str, bytes]:
 
 FLAX = without(SAFE) | {"tf_model.h5": b""}
 NO_WEIGHTS = " has no complete safetensors or pytorch_model.bin weights"
-ANSWERS = " cannot be downloaded: the Hugging Face hub answers "
+FAILED = " cannot be downloaded from the Hugging Face hub: "
 NOT_THERE = (
     " is neither a folder nor on the Hugging Face hub (if it is private, run `hf auth login`)"
 )
-UNREACHABLE = " is not a folder here, and the Hugging Face hub cannot be reached to download it"
 GATED = " is gated: accept its terms on the hub, then run `hf auth login`"
 
 
@@ -350,8 +349,8 @@ GATED = " is gated: accept its terms on the hub, then run `hf auth login`"
     ("files", "faults", "message"),
     [
         (SINGLE, {"resolve": refuse(403, "GatedRepo")}, GATED),
-        (SINGLE, {"": refuse(500)}, f"{ANSWERS}500 Internal Server Error; try again later"),
-        (SINGLE, {"": stall}, UNREACHABLE),
+        (SINGLE, {"": refuse(500)}, f"{FAILED}Server error '500 Internal Server Error'"),
+        (SINGLE, {"": stall}, f"{FAILED}timed out"),
         (without("config.json"), {}, " has no config.json, so it is not a Hugging Face model"),
         (FLAX, {}, NO_WEIGHTS),
     ],
@@ -360,12 +359,12 @@ def test_what_is_wrong_is_said_in_one_line(
     hub, cache, tmp_path, monkeypatch, files, faults, message
 ):
     hub.add(MODEL, files)
-    if message == UNREACHABLE:
+    if "timed out" in message:
         wait(monkeypatch, 0.2)
     hub.faults = faults
     with pytest.raises(InputError) as caught:
         convert(MODEL, tmp_path / "out")
-    assert str(caught.value) == MODEL + message
+    assert str(caught.value).startswith(MODEL + message)
     assert SAFE not in hub.sent
     assert {p.name for p in tmp_path.iterdir()} <= {"cache", ".out.lock"}
 

@@ -17,12 +17,12 @@ from helpers.models import (
 )
 from helpers.pairs import both
 from helpers.programs import ROOT
+from mlx.utils import tree_flatten
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from checkpoints.quantization import Quantization
 from common.errors import InputError
 from families.conversion import converted_size, read_config
-from families.converted import weights_of
 from families.registry import family_of
 from families.t5 import FAMILY, NAMES, Config
 from model import T5, _buckets
@@ -105,7 +105,7 @@ def test_every_member_is_understood(name, tmp_path):
         eos_token_ids=(eos,),
         decoder_start_token_id=start,
     )
-    assert weights_of(T5(config)).keys() == set(weights(name))
+    assert dict(tree_flatten(T5(config).parameters())).keys() == set(weights(name))
 
 
 @pytest.mark.slow

@@ -13,11 +13,12 @@ from common.errors import InputError
 from distributed.ranks import ALONE, LOST, Ranks
 from distributed.sharding import check_ranks
 from families.t5 import Config
+from model import T5
 
 
-def config(num_heads: int, d_ff: int, d_kv: int = 64) -> Config:
+def model(num_heads: int, d_ff: int, d_kv: int = 64) -> T5:
     raw = SMALL | dict(model_type="t5", num_heads=num_heads, d_ff=d_ff, d_kv=d_kv)
-    return Config.from_hub(raw, [])
+    return T5(Config.from_hub(raw, []))
 
 
 @pytest.mark.parametrize(
@@ -32,10 +33,11 @@ def config(num_heads: int, d_ff: int, d_kv: int = 64) -> Config:
     ],
 )
 def test_which_numbers_of_ranks_can_split_a_model(shape, quantization, possible):
+    whole = model(*shape)
     for ranks in range(1, 17):
         refused = pytest.raises(InputError, match=f"cannot be split among {ranks} ranks$")
         with nullcontext() if ranks in possible else refused:
-            check_ranks(config(*shape), quantization, ranks)
+            check_ranks(whole, quantization, ranks)
 
 
 def test_alone_nothing_is_exchanged():

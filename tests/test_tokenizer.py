@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer, T5Tokenizer
 
 from common.errors import InputError
 from demo.training.tasks import held_out_example
-from families.converted import _text_side
+from families.loading import _text_side
 from families.t5 import FAMILY, write_tokenizer
 from serving.answers import pieces as named_pieces
 from text.stream import TextStream

@@ -297,7 +297,9 @@ def test_steering_of_models_of_one_language():
 def test_pairs_that_hear_differently_do_not_go_together(tmp_path):
     model, _ = load(wm.converted(wm.reference_model(), tmp_path / "a"))
     other, _ = load(wm.converted(wm.reference_model(num_mel_bins=128), tmp_path / "b"))
-    with pytest.raises(InputError, match="reads 128 bins and 60 frames, the model 80 and 60"):
+    with pytest.raises(
+        InputError, match="reads 128 bins and 60 frames, the model 80 bins and 60 frames"
+    ):
         other.for_target(model)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints.folder import read_json
-from common.errors import InputError, naming
+from common.errors import InputError, errors_name
 from speculative.options import Options
 
 FILE = "generation_config.json"
@@ -69,7 +69,7 @@ class GenerationDefaults:
             {key: value for key, value in given.items() if key in _NOT_DONE},
         )
         if defaults.settings:
-            with naming(folder / name):
+            with errors_name(folder / name):
                 defaults.with_defaults(Options(num_beams=2), 0)
         return defaults
 

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import langcodes
 from rapidfuzz import fuzz, process
 
-from common.errors import InputError, naming
+from common.errors import InputError, errors_name
 from common.files import naming_file
 
 CLOSE = 0.7  # the least similarity that counts; translators' tools use 0.7 or 0.75
@@ -124,7 +124,7 @@ def load_memory(path: Path, report: Report) -> Memory:
     """
     with open(path, "rb") as file:
         if path.suffix.lower() == ".tmx":
-            with naming(path):
+            with errors_name(path):
                 return Memory(_tmx_pairs(file))
         is_tabular = path.suffix.lower() in (".tsv", ".txt")
         parse = _tab_separated if is_tabular else _json_object

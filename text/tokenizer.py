@@ -22,7 +22,7 @@ UNUSED = "\ue001"
 
 
 @contextlib.contextmanager
-def readable(name: str) -> Iterator[None]:
+def tokenizer_errors(name: str) -> Iterator[None]:
     """Turn what a tokenizer's reader raises, often a bare Exception, into InputError: `name` is not a tokenizer."""
     try:
         yield
@@ -40,7 +40,7 @@ def load_tokenizer(folder: Path, rows: int | None = None, name: str = FILE) -> T
     file = folder / name
     if not file.exists():
         raise InputError(f"{file} is missing: convert the model again")
-    with readable(str(file)):
+    with tokenizer_errors(str(file)):
         tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_truncation()
     tokenizer.no_padding()

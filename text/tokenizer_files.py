@@ -17,7 +17,7 @@ from checkpoints.folder import TOKENIZER_FILES, read_json
 from common.errors import InputError
 from common.reporting import reporter
 from text.languages import Languages
-from text.tokenizer import FILE, load_tokenizer, readable
+from text.tokenizer import FILE, load_tokenizer, tokenizer_errors
 
 BPE = 2  # a type of SentencePiece's models
 _NORMAL, _USER_DEFINED = 1, 4  # types of its pieces
@@ -88,9 +88,9 @@ def from_transformers(kind: str, folder: Path) -> Tokenizer:
             check_files(folder, [FILE, *needed])
     for name in files:
         if name.endswith(".model"):  # transformers would take a damaged one for a tiktoken file
-            with readable(str(folder / name)):
+            with tokenizer_errors(str(folder / name)):
                 SentencePieceProcessor(model_file=str(folder / name))
-    with readable(f"{folder} ({', '.join(files)})"):
+    with tokenizer_errors(f"{folder} ({', '.join(files)})"):
         read = getattr(transformers, kind).from_pretrained(folder, trust_remote_code=False)
     if not isinstance(read, transformers.TokenizersBackend):
         raise InputError(f"{folder}: tokenizers of {type(read).__name__} cannot be converted")
@@ -102,7 +102,7 @@ def read_model(path: Path) -> Any:
     from sentencepiece import sentencepiece_model_pb2
 
     format: Any = sentencepiece_model_pb2
-    with readable(str(path)):
+    with tokenizer_errors(str(path)):
         return format.ModelProto.FromString(path.read_bytes())
 
 

@@ -8,8 +8,7 @@ import torch
 
 from checkpoints.folder import open_checkpoint
 from checkpoints.tensors import to_mlx
-from families.converted import build
-from families.registry import family_of
+from families.registry import build, family_of
 from families.t5 import Config
 from helpers import checkpoints
 from helpers.oracle import flat_weights
