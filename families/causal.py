@@ -32,7 +32,6 @@ class CausalConfig:
     eos_token_ids: tuple[int, ...]
     pad_token_id: int
     max_positions: int | None
-    max_rows: int | None = None  # side by side; None: any number
 
     @property
     def max_prompt_tokens(self) -> int | None:
@@ -253,17 +252,13 @@ class CausalModel(DecoderOnly):
         self._mask_axes = 4
         limits = [n for n in (max_positions, _clip_positions(model)) if n]
         self.config = CausalConfig(UNKNOWN, (), 0, None)
-        self._mask_axes, rows, vocab_size = check(self)
+        self._mask_axes, self.max_rows, vocab_size = check(self)
         eos = tuple(sorted(i for i in eos_token_ids if i < vocab_size))
         # Padding never shows in a text, so it must not be a token that does.
         pads = [i for i in (pad_token_id, *eos, 0) if i is not None and i < vocab_size]
-        self.config = CausalConfig(vocab_size, eos, pads[0], min(limits, default=None), rows)
+        self.config = CausalConfig(vocab_size, eos, pads[0], min(limits, default=None))
         # The tokens that begin a user's turn in a chat, for models with states: see causal_loading.py.
         self.user_turn: tuple[int, ...] = ()
-
-    @property
-    def max_rows(self) -> int | None:  # type: ignore[override]
-        return self.config.max_rows
 
     def new_cache(self, batch_size: int) -> CausalCache:
         return CausalCache(batch_size, self._like, self._mask_axes)

@@ -126,28 +126,32 @@ def load(
         return model, raw, chat
 
     model, raw, chat = ranks.together(lambda: _with_mlx_lm(folder, "load", load_all))
-    tokenizer = _fast(chat, folder)
     # This checks the model, which needs all ranks.
     causal = CausalModel(model, chat.eos_token_ids, chat.pad_token_id, max_positions(raw))
+    causal.text = _text_side(folder, chat, model_type(raw))
+    if causal.new_cache(1).states:  # which cannot be cut back to a shared beginning later
+        causal.user_turn = _user_turn(causal.text)
+    if split:
+        causal.ranks = ranks
+    return causal, causal.text.tokenizer
+
+
+def _text_side(folder: Path, chat: Any, kind: str) -> TextSide:
+    """chat: mlx-lm's tokenizer; kind: the model_type"""
     chat_template = translation = languages = None
     if chat.has_chat_template:
         thinking = (chat.think_start, chat.think_end) if chat.has_thinking else None
         jinja = str(chat.chat_template)
         chat_template = ChatTemplate(chat.apply_chat_template, jinja, thinking)
-        translation, languages = translation_of(model_type(raw), jinja)
-    causal.text = TextSide(
-        tokenizer,
+        translation, languages = translation_of(kind, jinja)
+    return TextSide(
+        _fast(chat, folder),
         languages=languages,
         defaults=GenerationDefaults.load(folder),
         chat=chat_template,
         bos=chat.bos_token or "",
         translation=translation,
     )
-    if causal.new_cache(1).states:  # which cannot be cut back to a shared beginning later
-        causal.user_turn = _user_turn(causal.text)
-    if split and ranks.size > 1:
-        causal.ranks = ranks
-    return causal, tokenizer
 
 
 def _user_turn(text: TextSide) -> tuple[int, ...]:

@@ -144,7 +144,7 @@ def test_what_would_be_wrong_is_refused_by_name(name, why):
 
 @pytest.mark.parametrize(("name", "batches"), working().items())
 def test_every_model_on_the_page_loads(name, batches):
-    assert (CausalModel(build(name)).config.max_rows is None) == batches
+    assert (CausalModel(build(name)).max_rows is None) == batches
 
 
 def test_experts_in_16_bits_need_a_gpu():

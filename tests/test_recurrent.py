@@ -37,7 +37,7 @@ def test_texts_are_mlx_lms_own(name):
     lm, model, draft = pair(name)
     prompted, partial = prompts(5, 25), 0
     expected = [alone(lm, prompt, 16) for prompt in prompted]
-    most = model.config.max_rows or 3
+    most = model.max_rows or 3
     of_model = ModelDrafter(draft)
     both = CombinedDrafter(PromptLookup(), ModelDrafter(draft))
     for drafter, num_draft in ((of_model, 0), (of_model, 4), (both, 1), (both, "auto")):
@@ -45,7 +45,7 @@ def test_texts_are_mlx_lms_own(name):
         assert [row.generated for row in rows] == expected, num_draft
         partial += partial_steps(rows, num_draft) if num_draft == 4 else 0
     assert partial
-    assert (model.config.max_rows == 1) == (name in ("jamba", "rwkv7"))
+    assert (model.max_rows == 1) == (name in ("jamba", "rwkv7"))
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
@@ -54,14 +54,14 @@ def test_states_that_fillers_wipe_are_seen_in_every_model(dtype):
     for seed in range(4):
         lm = build("nemotron_h", seed=seed)
         lm.set_dtype(dtype)
-        assert CausalModel(lm).config.max_rows == 1
+        assert CausalModel(lm).max_rows == 1
 
 
 def test_a_deep_model_is_not_refused_for_its_rounding():
     """Of 48 layers in 16 bits the logits differ by a tenth if the same tokens come in other calls."""
     lm = build("mamba2", num_hidden_layers=48)
     lm.set_dtype(mx.bfloat16)
-    assert CausalModel(lm).config.max_rows is None
+    assert CausalModel(lm).max_rows is None
 
 
 def test_prompts_in_chunks_and_rows_that_go(monkeypatch):

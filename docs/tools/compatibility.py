@@ -67,7 +67,7 @@ def attempt(name: str) -> tuple[str, str]:
         model = CausalModel(lm)
     except InputError as error:
         return "refused", str(error).partition(" cannot be decoded here: ")[2]
-    rows = model.config.max_rows or 3
+    rows = model.max_rows or 3
     expected = [alone(lm, prompt, MAX_TOKENS) for prompt in TEXTS]
     different = 0
     for drafter, k in ((Drafter(), 0), (ModelDrafter(CausalModel(build(name, noise=0.1))), 3)):
@@ -92,7 +92,7 @@ def together(name: str) -> list[bool]:
             lm = build(name, seed=seed)
             lm.set_dtype(dtype)
             try:
-                found.append(CausalModel(lm).config.max_rows is None)
+                found.append(CausalModel(lm).max_rows is None)
             except InputError as error:
                 assert "CPU backend" in str(error)
                 break
