@@ -83,11 +83,8 @@ def open_checkpoint(folder: Path) -> dict[str, Tensor]:
     names = {path.name for path in folder.iterdir() if path.is_file()}
     files = weight_files(names, folder.joinpath)
     if not files:
-        shards = any(name.endswith(".index.json") for name in names)
-        why = (
-            "files named in its index are missing" if shards else f"no {' or '.join(_MODEL_FILES)}"
-        )
-        raise InputError(f"{folder}: no weights: {why}")
+        wanted = " or ".join(_MODEL_FILES)
+        raise InputError(f"{folder}: no weights: no {wanted} or index with all of its files")
     load = read_safetensors if ".safetensors" in files[0] else read_torch
     tensors: dict[str, Tensor] = {}
     for file in files[1:] or files:

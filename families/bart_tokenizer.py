@@ -93,22 +93,22 @@ def _languages(tokenizer: Tokenizer, kind: str | None) -> Languages | None:
     return Languages(codes, source, ["target"] if first else ["start", "target"])
 
 
-def _from_sentencepiece(proto: Any, ids: Mapping[str, int], cuts: list[AddedToken]) -> Tokenizer:
-    """A tokenizer that splits text as the SentencePiece model does and numbers pieces by `ids`; pieces
-    without a number are split further. cuts: tokens of `ids` at which a text is split first."""
+def _from_sentencepiece(
+    proto: Any, ids: Mapping[str, int], cuts: list[AddedToken], frame: str
+) -> Tokenizer:
+    """A tokenizer that splits text as the SentencePiece model does and numbers pieces by `ids`; pieces without a number are
+    split further. cuts: tokens of `ids` at which a text is split first; frame: the tokens around a text, "$A"."""
     scores = {piece: score for piece, score in files.scores_of(proto).items() if piece in ids}
-    is_bpe = proto.trainer_spec.model_type == files.BPE
-    plain = {token.content for token in cuts}
-    tokenizer = Tokenizer(
-        files.bpe(scores, ids, UNKNOWN) if is_bpe else _unigram(scores, ids, plain)
-    )
     spec = proto.normalizer_spec
     steps: list[Any] = []
     if spec.precompiled_charsmap:
         steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
     if spec.remove_extra_whitespaces:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    if not is_bpe:
+    if proto.trainer_spec.model_type == files.BPE:
+        tokenizer = Tokenizer(files.bpe(scores, ids, UNKNOWN))
+    else:
+        tokenizer = Tokenizer(_unigram(scores, ids, {token.content for token in cuts}))
         steps.append(_unknown_runs(scores))
     tokenizer.normalizer = normalizers.Sequence(steps)
     before = "always" if spec.add_dummy_prefix else "never"
@@ -116,6 +116,8 @@ def _from_sentencepiece(proto: Any, ids: Mapping[str, int], cuts: list[AddedToke
     shown = [decoders.Replace(UNUSED, ""), decoders.Metaspace(prepend_scheme=before)]
     tokenizer.decoder = decoders.Sequence(shown)
     tokenizer.add_tokens(cuts)
+    around = [(token, ids[token]) for token in frame.split() if token != "$A"]
+    tokenizer.post_processor = TemplateProcessing(single=frame, special_tokens=around)
     return tokenizer
 
 
@@ -147,11 +149,6 @@ def _unknown_runs(pieces: Iterable[str]) -> Any:
     return normalizers.Replace(Regex(f"[^{listed}]{{2,}}"), _RUN)
 
 
-def _template(tokenizer: Tokenizer, single: str) -> Any:
-    tokens = [(token, tokenizer.token_to_id(token)) for token in single.split() if token != "$A"]
-    return TemplateProcessing(single=single, special_tokens=tokens)
-
-
 def _marian(folder: Path, model: str, vocabulary: str) -> tuple[Tokenizer, Languages | None]:
     """A model of many target languages reads one as >>fra<< at the text's very start."""
     files.check_files(folder, [model, vocabulary])
@@ -162,13 +159,13 @@ def _marian(folder: Path, model: str, vocabulary: str) -> tuple[Tokenizer, Langu
     pieces = {t: i for t, i in ids.items() if i not in codes.values()}
     pieces |= {f"▁{_CODE}{code}<<": i for code, i in codes.items()}
     cuts = _special(UNKNOWN, END, PADDING) + [t for t in added.values() if t.content in pieces]
-    tokenizer = _from_sentencepiece(files.read_model(folder / model), pieces, cuts)
+    proto = files.read_model(folder / model)
+    tokenizer = _from_sentencepiece(proto, pieces, cuts, f"$A {END}")
     if codes:  # ">>" counts at the start only, so there it becomes what no piece of text has
         start = normalizers.Replace(Regex(r"\A>>(?=[\s\S]*?<<)"), _CODE)
         apart = pre.Split(Regex(rf"{_CODE}[\s\S]*?<<"), "isolated")
         tokenizer.normalizer = normalizers.Sequence([start, tokenizer.normalizer])
         tokenizer.pre_tokenizer = pre.Sequence([apart, tokenizer.pre_tokenizer])
-    tokenizer.post_processor = _template(tokenizer, f"$A {END}")
     languages = Languages(codes, ["target", "text", ids[END]], ["start"]) if codes else None
     settings = files.settings_of(folder)
     reads, writes = settings.get("source_lang"), settings.get("target_lang")
@@ -197,7 +194,6 @@ def _m2m(folder: Path) -> tuple[Tokenizer, Languages]:
     languages = Languages(codes, [reads, "text", ids[END]], prefix)
     proto = files.read_model(folder / "sentencepiece.bpe.model")
     special = _special(UNKNOWN, "<s>", PADDING, END, *(f"__{name}__" for name in codes))
-    tokenizer = _from_sentencepiece(proto, ids, [*special, *added.values()])
     language = languages.find(f"{reads}_lang", settings.get(key) or "en")  # raises if it is none
-    tokenizer.post_processor = _template(tokenizer, f"__{language}__ $A {END}")
-    return tokenizer, languages
+    frame = f"__{language}__ $A {END}"
+    return _from_sentencepiece(proto, ids, [*special, *added.values()], frame), languages
