@@ -13,7 +13,8 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 class Item(NamedTuple):
     """A part of written markup.
 
-    kind: "text"; "open" and "close", of an element; or "kept", which is there as often as in the source
+    kind: "text"; "open" and "close", of an element; "kept", which is there as often as in the source; or "run", which may be
+          lost, doubled or split
     raw:  the markup, or the words that a reader sees
     name: an element's
     role: of an element: "element", which stays in the one that it is in; "phrase", which may be in another one; "look", which
@@ -69,10 +70,10 @@ def outline_of(items: Iterable[Item]) -> Outline:
                 outline.nested[item.raw, ""] += 1
             elif item.role == "look":
                 outline.looks[item.raw] += 1
-        elif stack and stack[-1].name == item.name:
+        elif item.kind == "close" and stack and stack[-1].name == item.name:
             if stack.pop().role == "element":
                 parents.pop()
-        else:
+        elif item.kind == "close":
             outline.loose.append(f"{item.raw} in {len(stack)}")
     outline.loose += [item.raw for item in stack]
     outline.shown = "".join(shown)

@@ -6,16 +6,17 @@ from functools import partial
 from html import escape, unescape
 from posixpath import dirname, join, normpath
 from urllib.parse import unquote
+from xml.etree import ElementTree
 
 from common.errors import InputError
 from documents.check import STAND_IN, Item
 from documents.document import Document, as_text
 from documents.encodings import decoded
-from documents.inline import Inline
+from documents.inline import Event, Inline
 from documents.markup import Markup, in_archive, in_markup
 from documents.paragraph import Paragraph
 from documents.sentences import ADDRESS
-from documents.tags import Token, attributes_of, ends_of, html_tokens, xml_tokens
+from documents.tags import Token, attributes_of, ends_of, html_tokens
 
 _BLOCKS = set(  # all others are within a sentence
     "address area article aside audio base blockquote body caption center col colgroup dd details dialog dir div dl dt fieldset"
@@ -123,11 +124,10 @@ def _items(is_xml: bool, raw: str) -> Iterator[Item]:
         part = raw[token.start : token.stop]
         if token.name in _RUBY:
             is_reading = token.kind == "open" and token.name in ("rt", "rp")
-        if token.kind == "text" and not is_reading:
+        elif token.kind == "text" and not is_reading:
             yield Item("text", token.start, token.stop, _shown(part))
         elif token.kind in ("open", "close"):
             role = "phrase" if token.name in _PHRASES else "element"
-            role = "run" if token.name in _RUBY else role
             yield Item(token.kind, token.start, token.stop, part, token.name, role)
         elif token.kind != "text":
             yield Item("kept", token.start, token.stop, part)
@@ -148,9 +148,9 @@ def _chapters(files: Mapping[str, bytes]) -> set[str]:
         raise InputError("this book is encrypted (DRM)")
     names = set[str]()
     for package in (name for name in files if name.endswith(".opf")):
-        for token in xml_tokens(as_text(files[package])):
-            if token.attributes.get("media-type") in _CHAPTERS:
-                path = join(dirname(package), unquote(token.attributes.get("href", "")))
+        for item in ElementTree.fromstring(files[package]).iter():
+            if item.get("media-type") in _CHAPTERS:
+                path = join(dirname(package), unquote(item.get("href", "")))
                 names.add(normpath(path))
     return names
 
@@ -179,48 +179,60 @@ class _Reader:
         self.ends = ends_of(self.tokens)
         self.blocks = splits(source, self.tokens, self.ends)
         self.here = Inline(source)
-        self.ruby = ""  # the part that is open
 
     def paragraphs(self) -> list[Paragraph]:
-        number = 0
-        while number < len(self.tokens):
-            token = self.tokens[number]
+        after = 0
+        for number, token in enumerate(self.tokens):
+            if number < after:
+                continue
             if token.kind == "text":
-                self._text(token.start, token.stop)
-                number += 1
+                self._text(token)
             else:
-                number = self._tag(number, token)
+                after = self._tag(number, token)
         self.here.finish()
         return self.here.paragraphs
 
     def _tag(self, number: int, token: Token) -> int:
-        """Read a tag, or an element that stays. The token behind it."""
+        """Read a tag, or an element as a whole. The token behind it."""
         here, name = self.here, token.name
-        span = token.start, token.stop
         is_block = bool(name) and number in self.blocks
         if is_block:
             here.finish()
-        if token.kind == "open" and number in self.ends:
+        last = self.ends.get(number, number)
+        whole = Event("anchor", token.start, self.tokens[last].stop)
+        if last > number:
             shown = self._stays(number, token, is_block)
             if shown is not None:
-                last = self.ends[number]
-                here.add("anchor", (token.start, self.tokens[last].stop), shown)
+                here.add(whole._replace(words=shown))
                 return last + 1
+            if name == "ruby" and self.is_html:
+                here.add(whole._replace(kind="text", words=self._without_reading(number, last)))
+                return last + 1
+        place = Event("anchor", token.start, token.stop)
         if name == "br" and self.is_html:
-            space = _SPACES.match(self.source, token.stop)
-            here.line_break((token.start, space.end() if space else token.stop))
-        elif name in _RUBY and self.is_html:
-            self.ruby = name if token.kind == "open" else "ruby"
-            if token.kind == "close" and name == "ruby":
-                self.ruby = ""
-            here.add("left out", span)
+            here.add(place._replace(kind="break", words=" "))
+        elif is_block:
+            return number + 1
         elif token.kind in ("empty", "other"):
-            if not is_block:
-                here.add("anchor", span)
-        elif not is_block:
-            kind = "look" if name in _PHRASES else "element"
-            here.add(token.kind, span, name, "link" if name == "a" else kind)
+            here.add(place)
+        else:
+            mark = "look" if name in _PHRASES else "element"
+            if name == "a":
+                mark = "link"
+            here.add(place._replace(kind=token.kind, name=name, mark=mark))
         return number + 1
+
+    def _without_reading(self, first: int, last: int) -> str:
+        """The words of a ruby element."""
+        parts = list[str]()
+        after = first
+        for number in range(first, last):
+            token = self.tokens[number]
+            if token.name in ("rt", "rp"):
+                after = self.ends.get(number, number) + 1
+            if token.kind == "text" and number >= after:
+                parts.append(_shown(self.source[token.start : token.stop]))
+        return "".join(parts)
 
     def _stays(self, number: int, token: Token, is_block: bool) -> str | None:
         """The words in the text for an element that is not translated; None: it is translated."""
@@ -246,17 +258,11 @@ class _Reader:
             return STAND_IN
         return "" if _NOTE.fullmatch(words) else None
 
-    def _text(self, start: int, stop: int) -> None:
-        here = self.here
-        if self.ruby in ("rt", "rp"):
-            here.add("left out", (start, stop))
-            return
-        raw = self.source[start:stop]
-        begin = stop - len(raw.lstrip(_SPACE))
-        end = max(start + len(raw.rstrip(_SPACE)), begin)
-        if start < begin:
-            here.add("space", (start, begin))
-        if begin < end:
-            here.add("text", (begin, end), _shown(self.source[begin:end]))
-        if end < stop:
-            here.add("space", (end, stop))
+    def _text(self, token: Token) -> None:
+        raw = self.source[token.start : token.stop]
+        begin = token.stop - len(raw.lstrip(_SPACE))
+        end = max(token.start + len(raw.rstrip(_SPACE)), begin)
+        cuts = (token.start, begin), (begin, end), (end, token.stop)
+        for start, stop in cuts:
+            if start < stop:
+                self.here.add(Event("text", start, stop, _shown(self.source[start:stop])))

@@ -3,7 +3,7 @@ footnotes, definitions and math. Code, HTML, links' targets and tables stay."""
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ import regex
 
 from documents.check import STAND_IN, Item
 from documents.document import Document, Passage, Span, as_text, by_length, passage
-from documents.inline import Inline
+from documents.inline import Event, Inline
 from documents.markup import Markup, in_markup
 from documents.paragraph import Paragraph
 from documents.sentences import runs_on
@@ -138,30 +138,30 @@ def _labelled(passage: Passage, parser: Any, names: dict[str, Any]) -> Passage:
 
 def _paragraphs(passage: Passage, parser: Any, names: dict[str, Any]) -> Iterator[Paragraph]:
     """The passage without its markup, if it has words."""
-    here = Inline(passage.text, drops=True)
+    here = Inline(passage.text, passage.breaks, drops=True)
     at = 0
     for token, span in _located(passage.text, parser, names):
-        _add(here, token, passage.text[slice(*span)], span, passage.breaks)
+        here.add(_event(token, passage.text[slice(*span)], span))
         at = span[1]
     if at < len(passage.text):
-        here.add_lines((at, len(passage.text)), passage.text[at:], passage.breaks)
+        here.add(Event("text", at, len(passage.text), passage.text[at:]))
     here.finish()
     yield from (replace(each, spans=passage.spans) for each in here.paragraphs)
 
 
-def _add(here: Inline, token: Any, raw: str, span: Span, breaks: Sequence[int]) -> None:
+def _event(token: Any, raw: str, span: Span) -> Event:
     name, _, edge = token.type.rpartition("_")
+    place = Event("anchor", *span)
     tag = _TAG.match(raw) if token.type == "html_inline" else None
     if tag and tag[2].lower() not in VOID:
-        here.add("close" if tag[1] else "open", span, tag[2], "look")
-    elif token.type in ("code_inline", "math_inline"):
-        here.add("anchor", span, STAND_IN)
-    elif token.type in ("html_inline", "image", "footnote_ref"):
-        here.add("anchor", span)
-    elif edge in ("open", "close") and token.markup != "autolink":
-        here.add(edge, span, name, "link" if name == "link" else "look")
-    else:
-        here.add_lines(span, raw, breaks)
+        return place._replace(kind="close" if tag[1] else "open", name=tag[2], mark="look")
+    if token.type in ("code_inline", "math_inline"):
+        return place._replace(words=STAND_IN)
+    if token.type in ("html_inline", "image", "footnote_ref"):
+        return place
+    if edge in ("open", "close") and token.markup != "autolink":
+        return place._replace(kind=edge, name=name, mark="link" if name == "link" else "look")
+    return place._replace(kind="text", words=raw)
 
 
 def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[Passage]:

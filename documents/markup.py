@@ -10,7 +10,8 @@ from zipfile import ZipFile
 from common.errors import InputError, errors_name
 from documents.check import STAND_IN, Items, fault_of, outline_of, with_kept
 from documents.document import Document, Fitted, Passage, Targets, in_text, joined
-from documents.paragraph import InWords, Paragraph, has_words, written
+from documents.marks import targets_of
+from documents.paragraph import Paragraph, Writer, lost_marks, placed, plain_spans
 
 MAX_UNPACKED = 1 << 29  # bytes of an archive
 
@@ -48,77 +49,42 @@ def _fitted(
     markup: Markup, source: str, paragraph: Paragraph, text: str, targets: Targets
 ) -> Fitted:
     raw = paragraph.raw or "".join(source[start:stop] for start, stop in paragraph.spans)
-    kept = {} if markup.lines else _kept(paragraph)
+    kept = {} if markup.lines else _kept(source, paragraph)
     before = outline_of(with_kept(markup.items, raw, kept))
-    words = text
-    for name in paragraph.stand_ins:
-        words = words.replace(name, " ")
+    targets = targets or targets_of([(paragraph.text, text)], paragraph.formatting, {})
+    spans = placed(paragraph, text, targets)
+    lost = lost_marks(paragraph, spans, targets)
+    words = " ".join(paragraph.without_stand_ins(text, " ").split())
     escape = partial(markup.escape, paragraph)
-    ways: Sequence[tuple[Callable[[], InWords], Callable[[str], str]]] = (
-        (partial(written, paragraph, text, targets, escape), escape),
-        (partial(_plain, markup, source, paragraph, words), markup.plain or escape),
-    )
+    ways = (text, spans, escape), (words, plain_spans(paragraph, words), markup.plain or escape)
     problems = list[str]()
-    for way, escape in ways:
-        new = way()
-        after = outline_of(with_kept(markup.items, "".join(new.parts), kept))
+    for new, spans, escape in ways:
+        writer = Writer(paragraph, new, spans, escape)
+        parts = writer.parts()
+        after = outline_of(with_kept(markup.items, "".join(parts), kept))
         shown = outline_of(markup.items(escape(words))).shown if markup.plain else words
-        fault = fault_of(before, after, shown, new.own_words)
+        fault = fault_of(before, after, shown, writer.own_words())
         if not fault:
-            problems += [f"check the {kind} of {of!r}" for kind, of in new.lost if kind != "look"]
-            plain = [of for kind, of in new.lost if kind == "look"]
-            parts = markup.lines(paragraph, new.parts[0]) if markup.lines else new.parts
-            return Fitted(parts, plain, problems)
+            problems += [f"check the {kind} of {of!r}" for kind, of in lost if kind != "look"]
+            plain = [of for kind, of in lost if kind == "look"]
+            return Fitted(
+                markup.lines(paragraph, parts[0]) if markup.lines else parts, plain, problems
+            )
         problems = [f"its formatting is not kept: {fault}"]
-    return Fitted(
-        [source[start:stop] for start, stop in paragraph.spans], (), [f"not translated: {fault}"]
-    )
+        lost = []
+    parts = [source[start:stop] for start, stop in paragraph.spans]
+    return Fitted(parts, (), [f"not translated: {fault}"])
 
 
-def _kept(paragraph: Paragraph) -> Mapping[str, str]:
+def _kept(source: str, paragraph: Paragraph) -> Mapping[str, str]:
     """The markup that stays as it is, with what it shows in the text."""
     kept = dict[str, str]()
-    for mark in paragraph.inline:
+    for mark in paragraph.marks:
         if mark.kind in ("anchor", "break"):
             shown = paragraph.text[slice(*mark.span)]
             is_stand_in = shown.startswith("{") and mark.kind == "anchor"
-            kept[(mark.opens.raw or "").strip()] = STAND_IN if is_stand_in else shown
-        elif mark.kind == "range":
-            kept[mark.opens.raw or ""] = ""
-            kept[mark.closes.raw or ""] = ""
-    kept.pop("", None)
+            kept[source[slice(*mark.source_span)].strip()] = STAND_IN if is_stand_in else shown
     return kept
-
-
-def _plain(markup: Markup, source: str, paragraph: Paragraph, text: str) -> InWords:
-    """A text in place of the longest text between the markup, where that has spans of its own; or else before it."""
-    if markup.lines:
-        return _before_markup(markup, paragraph, text)
-    longest = max(paragraph.words, key=lambda span: span[1] - span[0])
-    parts = list[str]()
-    for start, stop in paragraph.spans:
-        part = list[str]()
-        for begin, end in (span for span in paragraph.words if start <= span[0] < stop):
-            part.append(source[start:begin])
-            if (begin, end) == longest:
-                part.append(markup.escape(paragraph, text))
-            start = end
-        parts.append("".join([*part, source[start:stop]]))
-    return InWords(parts, [], [])
-
-
-def _before_markup(markup: Markup, paragraph: Paragraph, text: str) -> InWords:
-    text = " ".join(text.split())
-    parts = [markup.plain(text) if markup.plain else text]
-    own_words = list[str]()
-    end = 0
-    for mark in paragraph.inline:
-        if mark.kind in ("look", "break") or mark.source_span[0] < end:
-            continue
-        start, end = mark.source_span
-        parts.append(paragraph.raw[start:end])
-        own_words.append("" if mark.is_anchor else paragraph.text[slice(*mark.span)])
-    return InWords([" ".join(parts)], [], [*filter(has_words, own_words)])
 
 
 def in_archive(

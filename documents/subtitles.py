@@ -24,7 +24,7 @@ from documents.document import (
     passage,
     without_empty_cues,
 )
-from documents.inline import Inline
+from documents.inline import Event, Inline
 from documents.markup import Markup, in_markup
 from documents.paragraph import Paragraph
 from documents.sentences import ENDED, begins_lower
@@ -72,13 +72,13 @@ def _parse(
 
 def _without_tags(passage: Passage, pattern: re.Pattern) -> Iterator[Paragraph]:
     """The passage with its tags as marks, if it has words."""
-    here = Inline(passage.text, drops=True)
+    here = Inline(passage.text, passage.breaks, drops=True)
     at = 0
     for tag in pattern.finditer(passage.text):
-        here.add_lines((at, tag.start()), passage.text[at : tag.start()], passage.breaks)
+        here.add(Event("text", at, tag.start(), passage.text[at : tag.start()]))
         at = tag.end()
-        here.add(_kind(tag), tag.span(), _name(tag), "look")
-    here.add_lines((at, len(passage.text)), passage.text[at:], passage.breaks)
+        here.add(Event(_kind(tag), *tag.span(), name=_name(tag), mark="look"))
+    here.add(Event("text", at, len(passage.text), passage.text[at:]))
     here.finish()
     yield from (replace(e, spans=passage.spans, cues=passage.cues) for e in here.paragraphs)
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, field
 from html import unescape
 from types import MappingProxyType
 from typing import NamedTuple
@@ -18,27 +18,24 @@ _TAG = re.compile(
     re.DOTALL,
 )
 _ATTRIBUTE = re.compile(r"""([^\s"'>/=]++)(?:\s*+=\s*+("[^"]*+"|'[^']*+'|[^\s"'>]++))?+""")
-_CHUNK = 1 << 16  # bytes
+_REST_OF_TAG = re.compile(r"""(?:[^>"']|"[^"]*"|'[^']*')*+>""")
+_NOT_ASCII = re.compile(r"[^\0-\x7f]")
 VOID = set("area base br col embed hr img input link meta param source track wbr".split())
 _RAW_TEXT = set("iframe noembed noframes script style textarea xmp".split())  # no tags in them
-
-
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Token(NamedTuple):
     """A part of a source, with where it is.
 
-    kind:       "open", "close" or "empty", of an element; "text"; or "other", such as a comment
-    name:       an element's, in lower case; in XML the namespace, a space and the local name
-    attributes: of XML, named in the same way
+    kind: "open", "close" or "empty", of an element; "text"; or "other", such as a comment
+    name: an element's, in lower case
     """
 
     kind: str
     start: int
     stop: int
     name: str = ""
-    attributes: Mapping[str, str] = _NONE
 
 
 def html_tokens(source: str, is_xml: bool = False) -> Iterator[Token]:
@@ -88,50 +85,55 @@ def ends_of(tokens: Sequence[Token]) -> dict[int, int]:
     return ends
 
 
-def xml_tokens(source: str) -> Iterator[Token]:
-    """The tokens of XML; the name of a text is what it says. InputError if it is not well-formed, or has a document type and
-    with it entities."""
-    found = list[
-        tuple[str, int, str, Mapping[str, str]]
-    ]()  # tokens with the byte that they begin at
-    parser = expat.ParserCreate("utf-8", " ")
+@dataclass(slots=True)
+class Element:
+    """An element of XML, and where it and its content are in the source. name: its namespace, a space and the local name"""
 
-    def add(kind: str, name: str = "", attributes: Mapping[str, str] = _NONE) -> None:
-        found.append((kind, parser.CurrentByteIndex, name, attributes or _NONE))
+    name: str
+    attributes: Mapping[str, str]
+    start: int
+    inner: int
+    end: int = 0
+    stop: int = 0
+    children: list["Element"] = field(default_factory=list)
 
-    def refuse(*_) -> None:
+    def iter(self) -> Iterator["Element"]:
+        """It and all in it, in the source's order."""
+        waiting = [self]
+        while waiting:
+            element = waiting.pop()
+            yield element
+            waiting += reversed(element.children)
+
+
+def xml_tree(source: str) -> Element:
+    """What is around the root of some XML. InputError if it is not well-formed, or has a document type and with it entities."""
+    parser = expat.ParserCreate("us-ascii", " ")
+    opened = [Element("", _NONE, 0, 0)]
+    shift = len(source) - len(source.lstrip("\ufeff"))
+
+    def begin(name: str, attributes: Mapping[str, str]) -> None:
+        start = parser.CurrentByteIndex + shift
+        rest = _REST_OF_TAG.match(source, start)
+        assert rest
+        element = Element(name, attributes or _NONE, start, rest.end())
+        opened[-1].children.append(element)
+        opened.append(element)
+
+    def end(_: str) -> None:
+        element = opened.pop()
+        element.end = element.stop = parser.CurrentByteIndex + shift
+        if not source.endswith("/>", element.start, element.inner):
+            element.stop = source.index(">", element.end) + 1
+
+    def refuse(*_: object) -> None:
         raise InputError("it has a document type")
 
-    parser.StartElementHandler = partial(add, "open")
-    parser.EndElementHandler = partial(add, "close")
-    parser.CharacterDataHandler = partial(add, "text")
-    parser.DefaultHandler = lambda _: add("other")
+    parser.StartElementHandler = begin
+    parser.EndElementHandler = end
     parser.StartDoctypeDeclHandler = refuse
-    data = source.encode()
-    last: Token | None = None
-    byte = place = 0
-    for start in range(0, len(data) + 1, _CHUNK):
-        try:
-            parser.Parse(data[start : start + _CHUNK], start + _CHUNK > len(data))
-        except expat.ExpatError as error:
-            raise InputError(str(error)) from None
-        for kind, index, name, attributes in found:
-            place += len(data[byte:index].decode())
-            byte = index
-            if last and last.kind == kind == "text":
-                last = last._replace(name=last.name + name)
-                continue
-            if last:
-                yield from _ended(source, last, place)
-            last = Token(kind, place, place, name, attributes)
-        found.clear()
-    if last:
-        yield from _ended(source, last, len(source))
-
-
-def _ended(source: str, token: Token, stop: int) -> Iterator[Token]:
-    """The token with its end; nothing for the closing tag that an empty element does not have."""
-    if token.kind == "open" and source.endswith("/>", token.start, stop):
-        token = token._replace(kind="empty")
-    if token.start < stop:
-        yield token._replace(stop=stop)
+    try:
+        parser.Parse(_NOT_ASCII.sub("_", source[shift:]), True)  # so that bytes are characters
+    except expat.ExpatError as error:
+        raise InputError(str(error)) from None
+    return opened[0]

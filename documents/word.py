@@ -1,29 +1,33 @@
 """Word's .docx: the paragraphs of text, tables, headers, footers and notes. All else stays as it is."""
 
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from html import unescape
-from itertools import accumulate, pairwise
+from itertools import groupby
+from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from documents.check import STAND_IN, Item
-from documents.document import Document, Span, as_text
-from documents.inline import Inline
+from documents.document import Document, as_text
+from documents.inline import Event, Inline
 from documents.markup import Markup, in_archive, in_markup
 from documents.paragraph import Paragraph, Run
-from documents.tags import Token, ends_of, html_tokens, xml_tokens
+from documents.tags import Element, ends_of, html_tokens, xml_tree
 
 _PARTS = re.compile(r".*\.(?:main|header|footer|footnotes|endnotes)\+xml")  # content types
 _UNSEEN = re.compile(  # in a look
     r"<(?:[\w.-]+:)?(?:lang|noProof)\b[^>]*>|<(?:[\w.-]+:)?rPrChange\b.*", re.DOTALL
 )
 _WRAPPERS = set("hyperlink ins moveTo smartTag customXml sdt sdtContent dir bdo".split())
-_KINDS = {"hyperlink": "link", "ins": "change", "moveTo": "change"}
+_MARKS = {"hyperlink": "link", "ins": "change", "moveTo": "change"}
 _STAYS = {"del": "", "moveFrom": "", "oMath": STAND_IN, "oMathPara": STAND_IN}
+_SHOWN = {"noBreakHyphen": "-", "br": " ", "cr": " ", "tab": " "}
 _RANGE = re.compile(r"((?:comment|bookmark)\w*?)(Start|End)")
-_PROPERTIES = re.compile(r"(?:sdt|smartTag|customXml)\w*Pr")  # of the element that they are in
+_PROPERTIES = re.compile(r"(?:p|r|sdt|smartTag|customXml)\w*Pr")  # of the element that they are in
 _PROSE = re.compile(r"\s*(?:HYPERLINK|TOC|FORMTEXT)\b")  # fields whose results are translated
 _CODE = re.compile(  # styles
     r"(?i)(?:source|html)?[ -]?code(?:char|block)?|verbatim(?:char)?|(?:html)?preformatted(?:text)?"
@@ -35,7 +39,7 @@ def parse(data: bytes) -> Document:
 
 
 def _parts(files: Mapping[str, bytes]) -> set[str]:
-    types = [token.attributes for token in xml_tokens(as_text(files["[Content_Types].xml"]))]
+    types = ElementTree.fromstring(files["[Content_Types].xml"])
     kinds = {each.get("PartName", "")[1:]: each.get("ContentType", "") for each in types}
     names = {name for name, kind in kinds.items() if _PARTS.fullmatch(kind)}
     return names if any(kinds[name].endswith("main+xml") for name in names) else set()
@@ -44,7 +48,7 @@ def _parts(files: Mapping[str, bytes]) -> set[str]:
 def _part(xml: bytes, _: str) -> Document:
     reader = _Reader(as_text(xml))
     markup = Markup(partial(_written, reader.prefix), partial(_items, reader.prefix.lower()))
-    return in_markup(xml, lambda _: reader.paragraphs(), markup)
+    return in_markup(xml, lambda _: reader.paragraphs, markup)
 
 
 def _written(prefix: str, _: Paragraph, words: str) -> str:
@@ -52,263 +56,214 @@ def _written(prefix: str, _: Paragraph, words: str) -> str:
 
 
 def _items(prefix: str, raw: str) -> Iterator[Item]:
-    """Runs may be split and joined; their properties come first in them."""
+    """Runs may be split and joined."""
     tokens = [*html_tokens(raw, is_xml=True)]
     ends = ends_of(tokens)
-    last = ""
     after = 0
-    runs = [token.kind for token in tokens if token.name == f"{prefix}r"]
-    in_run = runs[:1] != ["open"]  # from before
+    is_shown = False
     for number, token in enumerate(tokens):
         if number < after:
             continue
         name = token.name.removeprefix(prefix)
         part = raw[token.start : token.stop]
-        role = "run" if name in ("r", "t") else "element"
-        if (name == "rpr" and last == "<r") or name == "ruby":
+        kind = {"empty": "kept"}.get(token.kind, token.kind)
+        if name in ("rpr", "ruby"):
             after = ends.get(number, number) + 1
-        elif name == "t" and not in_run:
-            yield Item("kept", token.start, token.stop, "text outside of a run")
-        elif token.kind in ("open", "close"):
-            in_run = token.kind == "open" if name == "r" else in_run
-            yield Item(token.kind, token.start, token.stop, part, token.name, role)
-        elif token.kind == "empty" and role == "element":
-            yield Item("kept", token.start, token.stop, part)
-        elif token.kind == "text" and last == "<t":
+        elif name in ("r", "t"):
+            yield Item("run", token.start, token.stop, part)
+        elif kind in ("open", "close", "kept"):
+            yield Item(kind, token.start, token.stop, part, token.name)
+        elif kind == "text" and is_shown:
             yield Item("text", token.start, token.stop, unescape(part))
-        last = f"<{name}" if token.kind == "open" else name
+        is_shown = name == "t" and kind == "open"
 
 
+@dataclass
 class _Field:
-    """A field whose end is still to come, from the place and the run in which it begins."""
+    """A field whose end is still to come, from the place where it begins."""
 
-    def __init__(self, start: int, run: Run | None, code: str = "", has_result: bool = False):
-        self.name = f"field {start}"
-        self.start = start
-        self.run = run
-        self.code = code
-        self.has_result = has_result
-        self.has_text = False
+    place: Event
+    code: str = ""
+    has_result: bool = False
+    has_text: bool = False
 
+    @property
     def is_prose(self) -> bool:
         return self.has_result and bool(_PROSE.match(self.code))
 
+    @property
+    def mark(self) -> str:
+        return "link" if self.code.strip().startswith("HYPERLINK") else "range"
+
 
 class _Reader:
-    """Reads the paragraphs of a part, token by token. The names of Word's own namespace, which is the root's, are without
-    it, and those of attributes without any."""
+    """Reads the paragraphs of a part. The names of Word's own namespace, which is the root's, are without it."""
 
     def __init__(self, source: str):
         self.source = source
-        tokens = [*xml_tokens(source)]
-        root = next(token for token in tokens if token.kind in ("open", "empty"))
-        self.prefix = "".join(re.findall(r"\A<([\w.-]+:)", source[root.start : root.stop]))
+        tree = xml_tree(source)
+        root = tree.children[0]
+        self.prefix = "".join(re.findall(r"\A<([\w.-]+:)", source[root.start : root.inner]))
         namespace = f"{root.name.rpartition(' ')[0]} "
-        self.tokens = [token._replace(name=token.name.removeprefix(namespace)) for token in tokens]
-        self.ends = ends_of(self.tokens)
-        self.counts = {name: self._counts(name) for name in ("p", "r")}
-        self.open = list[Inline | None]()  # None: in an element with paragraphs of its own
-        self.holes = list[int]()  # where such elements end
+        self.begins = defaultdict[str, list[int]](list)  # of elements, by their names
+        for element in root.iter():
+            element.name = element.name.removeprefix(namespace)
+            self.begins[element.name].append(element.start)
+        self.paragraphs = list[Paragraph]()
         self.fields = list[_Field]()
+        self.read(tree)
 
-    def _counts(self, name: str) -> list[int]:
-        """The number of elements of this name that begin before each token."""
-        is_one = (token.name == name and token.kind == "open" for token in self.tokens)
-        return [*accumulate(is_one, initial=0)]
+    def read(self, element: Element) -> None:
+        """Read the paragraphs in an element."""
+        for child in element.children:
+            if child.name == "p":
+                self._read_paragraph(child)
+            elif self._has(child, "p"):
+                self.read(child)
 
-    def _has(self, name: str, number: int) -> bool:
-        """Whether an element has another one in it."""
-        counts = self.counts[name]
-        return counts[self._end(number)] > counts[number + 1]
+    def _read_paragraph(self, element: Element) -> None:
+        if _is_code(element):
+            return
+        here = Inline(self.source)
+        for field in self.fields:  # the rest of those that began in another paragraph
+            field.place = Event("", element.inner, element.inner)
+        self._read_all(here, element.children)
+        here.finish()
+        self.paragraphs += here.paragraphs
 
-    def _end(self, number: int) -> int:
-        """The last token of an element."""
-        return self.ends.get(number, number)
+    def _has(self, element: Element, name: str) -> bool:
+        """Whether an element has one of this name in it."""
+        begins = self.begins[name]
+        number = bisect_right(begins, element.start)
+        return number < len(begins) and begins[number] < element.stop
 
-    def _next(self, number: int, name: str) -> int | None:
-        """The element of this name that follows a token at once."""
-        number += 1
-        while self.tokens[number].kind in ("text", "other"):
-            number += 1
-        token = self.tokens[number]
-        return number if token.name == name and token.kind in ("open", "empty") else None
+    def _is_shown(self) -> bool:
+        return all(field.is_prose for field in self.fields)
 
-    def _span(self, first: int, last: int) -> Span:
-        return self.tokens[first].start, self.tokens[last].stop
+    def _read_all(self, here: Inline, elements: Sequence[Element]) -> None:
+        for is_code, group in groupby(elements, lambda each: each.name == "r" and _is_code(each)):
+            some = [*group]
+            if is_code and not self.fields:
+                here.add(Event("anchor", some[0].start, some[-1].stop, STAND_IN))
+                continue
+            for element in some:
+                if element.name == "r":
+                    self._read_run(here, element)
+                elif not _PROPERTIES.fullmatch(element.name):
+                    self._read(here, element, Event("", element.start, element.stop))
 
-    def _is_code(self, number: int | None, name: str) -> bool:
-        """Whether some properties name a style of code. name: of the style's element"""
-        if number is None:
-            return False
-        inside = self.tokens[number : self._end(number)]
-        styles = [each.attributes for each in inside if each.name == name]
-        return any(_CODE.fullmatch(value) for each in styles for value in each.values())
+    def _read_run(self, here: Inline, element: Element) -> None:
+        """Read a run, as if each thing in it had one of its own."""
+        parts = element.children
+        head, look = element.inner, ""
+        if parts and parts[0].name == "rPr":
+            head, look = parts[0].stop, self.source[parts[0].inner : parts[0].end]
+            parts = parts[1:]
+        head = self.source[element.start : head]
+        run = Run(head, f"</{self.prefix}r>", _UNSEEN.sub("", look))
+        for part in parts:
+            place = Event("", part.start, part.stop, before=run, after=run)
+            if part is parts[0]:
+                place = place._replace(start=element.start, before=None)
+            if part is parts[-1]:
+                place = place._replace(stop=element.stop, after=None)
+            self._read(here, part, place, run)
 
-    def paragraphs(self) -> Iterator[Paragraph]:
-        number = 0
-        while number < len(self.tokens):
-            token = self.tokens[number]
-            if self.holes[-1:] == [number]:
-                self.holes.pop()
-                self.open.pop()
-                number += 1
-            elif token.name == "p" and token.kind == "open":
-                number = self._begin(number)
-            elif token.name == "p" and token.kind == "close":
-                here = self.open.pop()
-                assert here
-                here.finish()
-                yield from here.paragraphs
-                number += 1
-            elif self.open and self.open[-1]:
-                number = self._read(self.open[-1], number, token)
-            else:
-                number += 1
-
-    def _begin(self, number: int) -> int:
-        """Begin a paragraph, unless it is code. The token behind its properties."""
-        properties = self._next(number, "pPr")
-        if self._is_code(properties, "pStyle"):
-            return self._end(number) + 1
-        last = number if properties is None else self._end(properties)
-        self.open.append(Inline(self.source))
-        if len(self.open) == 1:
-            for field in self.fields:  # the rest of those that began in another paragraph
-                field.start = self.tokens[last].stop
-                field.run = None
-        return last + 1
-
-    def _read(self, here: Inline, number: int, token: Token) -> int:
-        """Read a token or an element in a paragraph. The token behind it."""
-        last = self._end(number)
-        span = self._span(number, last)
-        if token.name == "r" and token.kind != "empty":
-            return self._read_run(here, number, token)
-        if token.name in ("fldChar", "fldSimple", "instrText"):
-            return self._read_field(here, number, token)
-        if not all(field.is_prose() for field in self.fields):
-            for field in self.fields:
-                field.has_text = field.has_text or token.name == "t"
-            return number + 1
-        local = token.name.rpartition(" ")[2]
-        edge = _RANGE.fullmatch(token.name)
-        if edge and token.kind != "close":
+    def _read(self, here: Inline, element: Element, place: Event, run: Run | None = None) -> None:
+        """Read what is in a run or a paragraph. place: its own, with its run if it is the only thing there"""
+        name = element.name
+        edge = _RANGE.fullmatch(name)
+        if name in ("fldChar", "instrText"):
+            self._read_field(here, element, place)
+        elif not self._is_shown():
+            self.fields[-1].has_text |= name == "t"
+            self._read_all(here, element.children)
+        elif edge:
             kind = {"Start": "open", "End": "close"}[edge[2]]
-            number_of_range = attribute(token, "id")
-            here.add(kind, span, f"{edge[1]} {number_of_range}", "range")
-        elif token.name in ("t", "ruby"):
-            here.add("text", span, self._text(number, last))
-        elif token.name == "noBreakHyphen":
-            here.add("break", span, "-")
-        elif token.name in ("br", "cr", "tab"):
-            here.line_break(span)
-        elif local in _STAYS and token.kind == "open":
-            here.add("anchor", span, _STAYS[local])
-        elif token.kind == "open":
-            return self._read_element(here, number, token)
-        elif token.kind == "close":
-            here.add("close", span, token.name)
-        elif token.kind != "text" and token.name != "softHyphen":
-            here.add("anchor", span)
-        return last + 1
+            of = f"{edge[1]} {attribute(element, 'id')}"
+            here.add(place._replace(kind=kind, name=of, mark="range"))
+        elif name in ("t", "ruby"):
+            self._read_text(here, element, place._replace(run=run))
+        elif name in _SHOWN:
+            here.add(place._replace(kind="break", words=_SHOWN[name]))
+        elif self._has(element, "p") and name not in _WRAPPERS:
+            here.add(place._replace(kind="hole"))
+            self.read(element)
+        elif not run and self._is_around(element):
+            self._read_element(here, element)
+        elif name != "softHyphen":
+            words = _STAYS.get(name.rpartition(" ")[2], "")
+            if name == "fldSimple" and self._has(element, "t"):
+                words = STAND_IN
+            here.add(place._replace(kind="anchor", words=words))
 
-    def _text(self, first: int, last: int) -> str:
-        """The text of an element without the reading of its signs."""
-        tokens = self.tokens[first : last + 1]
-        bases = [i for i, token in enumerate(tokens) if token.name == "rubyBase"]
-        texts = list[str]()
-        for before, token in pairwise(tokens[bases[0] if bases else 0 :]):
-            if token.kind == "text" and (before.name == "t" or before.kind == "other"):
-                texts.append(token.name)
-        return "".join(texts)
+    def _is_around(self, element: Element) -> bool:
+        """Whether an element's words are the paragraph's."""
+        if element.name.rpartition(" ")[2] in _STAYS:
+            return False
+        if element.name == "fldSimple":
+            return bool(_PROSE.match(attribute(element, "instr")))
+        return element.name in _WRAPPERS or self._has(element, "r")
 
-    def _read_element(self, here: Inline, number: int, token: Token) -> int:
-        last = self._end(number)
-        is_around = token.name in _WRAPPERS
-        if not is_around and self._has("p", number):
-            here.add("hole", self._span(number, last))
-            self.holes.append(last)
-            self.open.append(None)
-            return number + 1
-        if not is_around and not self._has("r", number):
-            here.add("anchor", self._span(number, last))
-            return last + 1
-        first = number
-        while _PROPERTIES.fullmatch(self.tokens[number + 1].name):
-            number = self._end(number + 1)
-        kind = _KINDS.get(token.name, "element")
-        here.add("open", self._span(first, number), token.name, kind)
-        return number + 1
+    def _read_text(self, here: Inline, element: Element, place: Event) -> None:
+        """Read a text, without the reading of its signs."""
+        base = [each for each in element.iter() if each.name == "rubyBase"] or [element]
+        texts = [each for each in base[0].iter() if each.name == "t"]
+        raw = "".join(self.source[each.inner : each.end] for each in texts)
+        if "<" in raw:  # a comment or the like
+            here.add(place._replace(kind="anchor", words=STAND_IN, run=None))
+        else:
+            here.add(place._replace(kind="text", words=unescape(raw)))
 
-    def _read_run(self, here: Inline, number: int, token: Token) -> int:
-        before = here.run
-        is_shown = all(field.is_prose() for field in self.fields)
-        if token.kind == "close":
-            here.run = None
-            if is_shown:
-                here.add_from(before, "left out", (token.start, token.stop))
-            return number + 1
-        properties = self._next(number, "rPr")
-        if self._is_code(properties, "rStyle") and not self.fields:
-            last = self._end(number)
-            following = self._next(last, "r")
-            while following and self._is_code(self._next(following, "rPr"), "rStyle"):
-                last = self._end(following)
-                following = self._next(last, "r")
-            here.add("anchor", self._span(number, last), STAND_IN)
-            return last + 1
-        last = number if properties is None else self._end(properties)
-        look = ""
-        if properties is not None and properties != last:
-            look = self.source[self.tokens[properties].stop : self.tokens[last].start]
-        start, stop = self._span(number, last)
-        here.run = Run(self.source[start:stop], f"</{self.prefix}r>", _UNSEEN.sub("", look))
-        if is_shown:
-            here.add_from(before, "left out", (start, stop))
-        return last + 1
+    def _read_element(self, here: Inline, element: Element) -> None:
+        begin = element.inner
+        for child in element.children:
+            if not _PROPERTIES.fullmatch(child.name):
+                break
+            begin = child.stop
+        mark = _MARKS.get(element.name, "element")
+        if element.name == "fldSimple":
+            mark = _Field(Event("", 0, 0), attribute(element, "instr")).mark
+        here.add(Event("open", element.start, begin, name=element.name, mark=mark))
+        self._read_all(here, element.children)
+        here.add(Event("close", element.end, element.stop, name=element.name))
 
-    def _read_field(self, here: Inline, number: int, token: Token) -> int:
+    def _read_field(self, here: Inline, element: Element, place: Event) -> None:
         """Read a field's begin, its code, where its result begins, or its end."""
-        kind = attribute(token, "fldCharType")
-        last = self._end(number)
-        if token.name == "fldSimple":
-            kind = {"open": "begin", "close": "end"}.get(token.kind, "")
-            last = number
-        stop = self.tokens[last].stop
+        kind = attribute(element, "fldCharType")
         if kind == "begin":
-            field = _Field(token.start, here.run, attribute(token, "instr"))
-            field.has_result = token.name == "fldSimple"
-            self.fields.append(field)
-        elif not self.fields:
-            return last + 1
+            self.fields.append(_Field(place))
+        if not self.fields:
+            return
         field = self.fields[-1]
-        if token.name == "instrText":
-            field.code += self.source_text(number, last)
-            return last + 1
+        if element.name == "instrText":
+            field.code += self.source[element.inner : element.end]
         field.has_result = field.has_result or kind == "separate"
         if kind == "end":
             self.fields.pop()
-        if not all(each.is_prose() for each in self.fields):
-            return last + 1
-        if field.is_prose() and kind == "end":
-            here.add("close", (token.start, stop), field.name)
-        elif field.is_prose():
-            mark = "link" if field.code.strip().startswith("HYPERLINK") else "range"
-            here.add_from(field.run, "open", (field.start, stop), field.name, mark)
-        elif kind == "end":
-            shown = STAND_IN if field.has_text else ""
-            here.add_from(field.run, "anchor", (field.start, stop), shown)
-        return last + 1
-
-    def source_text(self, first: int, last: int) -> str:
-        """The characters in an element."""
-        texts = (token.name for token in self.tokens[first : last + 1] if token.kind == "text")
-        return "".join(texts)
+        if kind not in ("separate", "end") or not self._is_shown():
+            return
+        name = f"field {field.place.start}"
+        whole = field.place._replace(stop=place.stop, after=place.after)
+        if not field.is_prose:
+            words = STAND_IN if field.has_text else ""
+            here.add(whole._replace(kind="anchor", words=words))
+        elif kind == "separate":
+            here.add(whole._replace(kind="open", name=name, mark=field.mark))
+        else:
+            here.add(place._replace(kind="close", name=name))
 
 
-def attribute(token: Token, name: str) -> str:
+def _is_code(element: Element) -> bool:
+    """Whether the style of a paragraph or run is one of code."""
+    properties = [child for each in element.children[:1] for child in each.children]
+    styles = [each.attributes for each in properties if each.name in ("pStyle", "rStyle")]
+    return any(_CODE.fullmatch(value) for style in styles for value in style.values())
+
+
+def attribute(element: Element, name: str) -> str:
     """An attribute of this name, in whatever namespace; empty if there is none."""
-    return next((v for key, v in token.attributes.items() if key.split(" ")[-1] == name), "")
+    return next((v for key, v in element.attributes.items() if key.split(" ")[-1] == name), "")
 
 
 def _untranslated(files: Mapping[str, bytes]) -> str:
