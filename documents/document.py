@@ -2,9 +2,10 @@
 
 import codecs
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
 from common.errors import InputError
@@ -96,11 +97,7 @@ def encoding_of(data: bytes) -> str:
 
 
 def as_text(data: bytes) -> str:
-    encoding = encoding_of(data)
-    try:
-        source = data.decode(encoding)
-    except UnicodeDecodeError:
-        raise InputError(f"not {encoding.upper()} text; convert it to UTF-8") from None
+    source = data.decode(encoding_of(data))
     if "\0" in source:
         raise InputError("not text")
     return source
@@ -116,9 +113,8 @@ def in_text(
     """A document of text, whose passages `find` finds in it. fit: fits a text into a passage of the source, with
     its formatting at these targets; None: the passage stays as it is. below: the line break before a translation that is
     to stand below its source, not in its place; a line feed is the source's own. InputError if it is not text."""
-    encoding = encoding_of(data)
     source = as_text(data)
-    passages = [*_located(source, find(source))]
+    passages = _located(source, find(source))
     newline = below.replace("\n", newline_of(source))
 
     def write(texts: Texts, targets: AllTargets = None) -> Written:
@@ -126,9 +122,9 @@ def in_text(
         plain = list[str]()
         problems = dict[int, Sequence[str]]()
         for number, (passage, text) in enumerate(zip(passages, texts, strict=True)):
-            fitted = None
-            if text is not None:
-                fitted = fit(source, passage, text, targets[number] if targets else None)
+            if text is None:
+                continue
+            fitted = fit(source, passage, text, targets[number] if targets else None)
             if not fitted:
                 continue
             new = fitted.parts
@@ -139,7 +135,7 @@ def in_text(
             plain += fitted.plain
             if fitted.problems:
                 problems[number] = fitted.problems
-        return Written(_edited(source, sorted(edits)).encode(encoding), plain, problems)
+        return Written(_edited(source, sorted(edits)).encode(encoding_of(data)), plain, problems)
 
     return Document(passages, write, **fields)
 
@@ -151,21 +147,19 @@ def joined(
 ) -> Document:
     """One document of several, which have no lines of their own. assemble: makes its bytes of theirs"""
 
+    firsts = [0, *accumulate(len(document.passages) for document in documents)]
+
     def write(texts: Texts, targets: AllTargets = None) -> Written:
-        data = list[bytes]()
-        plain = list[str]()
-        later_notes = list[str]()
+        written = [
+            document.write(texts[first:after], targets and targets[first:after])
+            for document, (first, after) in zip(documents, pairwise(firsts), strict=True)
+        ]
         problems = dict[int, Sequence[str]]()
-        first = 0
-        for document in documents:
-            after = first + len(document.passages)
-            new = document.write(texts[first:after], targets and targets[first:after])
-            data.append(new.data)
-            plain += new.plain
-            later_notes += new.notes
-            problems |= {first + number: each for number, each in new.problems.items()}
-            first = after
-        return Written(assemble(data), plain, problems, later_notes)
+        for first, each in zip(firsts, written, strict=False):
+            problems |= {first + number: of for number, of in each.problems.items()}
+        plain = [words for each in written for words in each.plain]
+        later_notes = [note for each in written for note in each.notes]
+        return Written(assemble([each.data for each in written]), plain, problems, later_notes)
 
     passages = [
         replace(passage, location=repr(passage.text[:40]))
@@ -176,14 +170,11 @@ def joined(
     return Document(passages, write, notes=notes)
 
 
-def _located(source: str, passages: Iterable[Passage]) -> Iterator[Passage]:
-    """Passages, in any order, with the lines that they begin in."""
-    found = [*passages]
-    positions = sorted({passage.spans[0][0] for passage in found})
-    counts = [source.count("\n", a, b) for a, b in zip([0, *positions], positions, strict=False)]
-    lines = dict(zip(positions, accumulate(counts), strict=True))
-    for each in found:
-        yield replace(each, location=f"line {lines[each.spans[0][0]] + 1}")
+def _located(source: str, passages: Iterable[Passage]) -> list[Passage]:
+    """Passages with the lines that they begin in."""
+    ends = [match.start() for match in re.finditer("\n", source)]
+    lines = ((each, bisect_left(ends, each.spans[0][0]) + 1) for each in passages)
+    return [replace(each, location=f"line {line}") for each, line in lines]
 
 
 def _edited(source: str, edits: Iterable[tuple[Span, str]]) -> str:
@@ -238,14 +229,15 @@ def by_length(passage: Passage, text: str) -> list[str]:
 
 def without_empty_cues(lines: Sequence[str], cues: Sequence[int]) -> list[str]:
     """The lines, where a cue for which no word is left shows the last line before it."""
-    filled = [*lines]
+    filled = list[str]()
+    with_words = {cue for line, cue in zip(lines, cues, strict=True) if line}
     last = lines[0]
-    for _, cue in groupby(range(len(cues)), cues.__getitem__):
-        places = [*cue]
-        shown = [lines[i] for i in places if lines[i]]
-        if not shown:
-            filled[places[0]] = last
-        last = shown[-1] if shown else last
+    for line, cue in zip(lines, cues, strict=True):
+        if cue not in with_words:
+            with_words.add(cue)
+            line = last
+        filled.append(line)
+        last = line or last
     return filled
 
 

@@ -3,13 +3,15 @@
 import codecs
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from common.errors import InputError
 from documents.document import AllTargets, Document, Texts, Written
 
 _BINARY = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"PK")  # formats read these themselves
-_DECLARED = re.compile(rb"""(?:encoding|charset)\s*=\s*["']?([\w.:-]+)""")
+# Not UTF-16, in which this could not be read
+_DECLARED = re.compile(rb"""(?i)(?:encoding|charset)\s*=\s*["']?(?!utf-16)([\w.:-]+)""")
 _HEAD = 2000  # bytes in which an encoding is declared
 
 
@@ -20,21 +22,17 @@ def decoded(
     is_markup: bool = False,
 ) -> Document:
     """The document that `parse` makes of the data in UTF-8; it is written in its own encoding again, if that has all
-    characters. encoding: None: UTF-8, or else a guess, which is noted. is_markup: it may declare its encoding, and write
-    characters as numbers. InputError if the encoding is wrong."""
+    characters. encoding: None: as declared, UTF-8, or else a guess, which is noted. is_markup: it may declare its encoding,
+    and write characters as numbers. InputError if the encoding is wrong."""
     if data.startswith(_BINARY):
         return parse(data)
-    guessed = None
-    name = encoding or (_declared(data) if is_markup else None)
-    if not name:
-        guessed = _guess(data)
-        name = guessed or "utf-8"
+    name, is_guess = (encoding, False) if encoding else _encoding(data, is_markup)
     try:
         source = data.decode(name)
     except (UnicodeError, LookupError):
         raise InputError(f"not {name} text; say its encoding with --encoding") from None
     document = parse(source.encode())
-    notes = [f"read as {name}; --encoding changes that"] if guessed else []
+    notes = [f"read as {name}; --encoding changes that"] if is_guess else []
 
     def write(texts: Texts, targets: AllTargets = None) -> Written:
         new = document.write(texts, targets)
@@ -49,25 +47,14 @@ def decoded(
     return replace(document, write=write, notes=[*notes, *document.notes])
 
 
-def _declared(data: bytes) -> str | None:
-    """The encoding that a page declares, if it is one and the page is in it."""
-    match = _DECLARED.search(data, 0, _HEAD)
-    try:
-        if match and not match[1].lower().startswith(b"utf-16"):  # which is not said in UTF-16
-            data.decode(match[1].decode())
-            return match[1].decode()
-    except (UnicodeError, LookupError):
-        pass
-    return None
+def _encoding(data: bytes, is_markup: bool) -> tuple[str, bool]:
+    """The encoding that the data are in, and whether it is a guess."""
+    declared = _DECLARED.findall(data[:_HEAD])[:1] if is_markup else []
+    for name in (*(each.decode() for each in declared), "utf-8"):
+        with suppress(UnicodeError, LookupError):
+            data.decode(name)
+            return name, False
+    from charset_normalizer import from_bytes
 
-
-def _guess(data: bytes) -> str | None:
-    """The encoding of text that is not UTF-8."""
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        from charset_normalizer import from_bytes
-
-        best = from_bytes(data).best()
-        return best.encoding if best else None
-    return None
+    best = from_bytes(data).best()
+    return (best.encoding, True) if best else ("utf-8", False)

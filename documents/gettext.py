@@ -7,31 +7,26 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from gettext import c2py
-from itertools import islice, pairwise
-from typing import Any
 
 from common.errors import InputError
 from documents.document import Document, Fitted, Passage, Span, in_text, newline_of
 from documents.sentences import changed, keep_pattern
-from text.cues import NEWLINE
 
 _UTF8 = (b"CHARSET", b"UTF-8", b"UTF8", b"ASCII", b"US-ASCII")
 _CHARSET = re.compile(rb"charset=([-\w]+)")
-_TEXT = re.compile(
-    r'^msgstr(?:\[(\d+)\])?[ \t]*("[^\r\n]*"(?:[ \t]*[\r\n]+[ \t]*"[^\r\n]*")*)', re.MULTILINE
+_STRING = r'[ \t]*("[^\r\n]*"(?:\s*+"[^\r\n]*")*+)'
+_TEXT = re.compile(rf"msgstr(?:\[\d+\])?{_STRING}")
+_ENTRY = re.compile(
+    rf"(?<![^\r\n\ufeff])(?:msgctxt{_STRING}\s+)?msgid(?P<id>{_STRING})\s+"
+    rf"(?:msgid_plural(?P<plural>{_STRING})\s+)?(?P<texts>(?:{_TEXT.pattern}\s*+)+)"
 )
-_MESSAGE = re.compile(r"^msg(?:ctxt|id)", re.MULTILINE)
-_FLAGS = re.compile(r"^#,[^\r\n]*[\r\n]+", re.MULTILINE)
-_FUZZY = re.compile(
-    r"^#,[ \t]*fuzzy[ \t]*[\r\n]+|(?<=^#,)[ \t]*fuzzy,|,[ \t]*fuzzy\b", re.MULTILINE
-)
+_FLAGS = re.compile(r"^#,([^\r\n]*)[\r\n]+", re.MULTILINE)
 _PREVIOUS = re.compile(r"^#\|[^\r\n]*[\r\n]+", re.MULTILINE)  # the message that a fuzzy text is of
 _HEAD = re.compile(
     r'^"Language:(?P<language>[ \t]*)\\n"|charset=(?P<charset>CHARSET|(?:US-)?ASCII)'
     r'|^"Plural-Forms:(?P<forms>[ \t]*(?:nplurals=INTEGER; plural=EXPRESSION;)?)\\n"',
     re.MULTILINE,
 )
-_HEAD_ENTRY = re.compile(r'^msgid[ \t]+""\s+msgstr[ \t]+".*(?:\s+".*)*', re.MULTILINE)
 _FORMS = re.compile(r"nplurals\s*=\s*(\d{1,9})\s*;\s*plural\s*=\s*([^;]+)")
 # Placeholders: printf's without its space flag, and others by a message's flags
 _PRINTF = (
@@ -70,30 +65,40 @@ def parse(data: bytes, fuzzy: bool = True, language: str | None = None) -> Docum
 
 def _messages(source: str, fuzzy: bool, language: str | None) -> Iterator[Passage]:
     newline = newline_of(source)
-    head, forms = _head(source, language)
-    for entry, begin, end in _entries(source):
-        strings = [*_TEXT.finditer(source, begin, end)]
-        if entry.obsolete or (entry.translated() and not entry.fuzzy) or not entry.msgid:
+    entries = [*_ENTRY.finditer(source)]
+    if not entries:
+        raise InputError("not a .po file: it has no messages")
+    head, forms = _head(source, entries[0], language)
+    after = 0
+    for entry in entries:
+        # Behind a message that is obsolete
+        begin = max(after, source.rfind("#~", after, entry.start()))
+        after = entry.end()
+        strings = [*_TEXT.finditer(source, *entry.span("texts"))]
+        flags, edits = _comments(source, begin, entry.start(), fuzzy, newline)
+        done = {i for i, each in enumerate(strings) if each[1].strip('" \t\r\n')}
+        one, many = (_unquoted(entry[name] or "") for name in ("id", "plural"))
+        if not one or (len(done) == len(strings) and "fuzzy" not in flags):
             continue
-        placeholders = _placeholders(entry.flags)
-        edits = head | _flags(source, begin, strings[0].start(), fuzzy, newline)
+        edits |= head
         number, form_of = forms or (len(strings), c2py("n != 1"))
-        for one, other in pairwise(strings[number - 1 :]):
-            if not _is_translated(other):
-                edits[one.end(), other.end()] = ""
-        for i, text in _sources(entry, number, form_of, placeholders):
-            before = ""
-            if i < len(strings):
-                span = strings[i].span(2)
-                if _is_translated(strings[i]) and not entry.fuzzy:
-                    continue
-            else:
+        for i in range(number, len(strings)):
+            if i not in done:
+                edits[strings[i - 1].end(), strings[i].end()] = ""
+        placeholders = _placeholders(flags)
+        texts = _plurals(one, many, number, form_of, placeholders) if many else [one]
+        for i, text in enumerate(texts):
+            if i >= len(strings):
                 span = strings[-1].end(), strings[-1].end()
-                before = f"{newline}msgstr[{i}] "
-            spans = span, *edits
-            yield _Message(
-                text, spans, placeholders=placeholders, before=before, others=(*edits.values(),)
-            )
+                yield _message(text, span, placeholders, edits, f"{newline}msgstr[{i}] ")
+            elif i not in done or "fuzzy" in flags:
+                yield _message(text, strings[i].span(1), placeholders, edits)
+
+
+def _message(text: str, span: Span, placeholders: str, edits: Edits, before: str = "") -> _Message:
+    others = tuple(edits.values())
+    spans = span, *edits
+    return _Message(text, spans, placeholders=placeholders, before=before, others=others)
 
 
 def _fit(source: str, passage: Passage, text: str, _: object) -> Fitted:
@@ -101,25 +106,9 @@ def _fit(source: str, passage: Passage, text: str, _: object) -> Fitted:
     return Fitted([passage.before + _quoted(text, newline_of(source)), *passage.others])
 
 
-def _entries(source: str) -> Iterator[tuple[Any, int, int]]:
-    """polib's entries, with where they begin and end."""
-    import polib
-
-    try:
-        # Behind a line break it is no path, which polib would open.
-        entries = polib.pofile("\n" + NEWLINE.sub("\n", source.lstrip("\ufeff")))
-    except (OSError, ValueError, IndexError, KeyError) as error:
-        raise InputError(f"not a .po file: {error!r}") from None
-    starts = [0, *(match.end() for match in NEWLINE.finditer(source)), len(source)]
-    begins = [starts[max(entry.linenum - 2, 0)] for entry in entries]
-    ends = dict(pairwise([*sorted(begins), len(source)]))
-    for begin, entry in zip(begins, entries, strict=True):
-        yield entry, begin, ends[begin]
-
-
-def _head(source: str, language: str | None) -> tuple[Edits, Forms | None]:
+def _head(source: str, entry: re.Match, language: str | None) -> tuple[Edits, Forms | None]:
     """The edits that complete the head, and the plural forms: their number, and which one a count takes."""
-    given = dict[str, str]()
+    given = {"charset": "UTF-8"}
     if language:
         from babel import UnknownLocaleError
         from babel.messages.plurals import get_plural
@@ -128,57 +117,49 @@ def _head(source: str, language: str | None) -> tuple[Edits, Forms | None]:
         given["language"] = f" {tag}"
         with suppress(UnknownLocaleError, ValueError):
             given["forms"] = " nplurals={}; plural={};".format(*get_plural(tag))
-    given["charset"] = "UTF-8"
     edits = dict[Span, str]()
     forms = _FORMS.search(source)
-    entry = _HEAD_ENTRY.search(source)
-    for match in _HEAD.finditer(source, *entry.span()) if entry else ():
+    for match in () if _unquoted(entry["id"]) else _HEAD.finditer(source, *entry.span()):
         name = match.lastgroup or ""
         if name in given:
             edits[match.span(name)] = given[name]
         if name == "forms":
             forms = _FORMS.search(given.get(name, ""))
-    number = int(forms[1]) if forms else 0
+    if not forms:
+        return edits, None
+    number = int(forms[1])
     if number > _MAX_FORMS:
         raise InputError(f"nplurals is {number}: no language has so many forms")
     with suppress(ValueError):
-        if forms:
-            return edits, (number, c2py(forms[2]))
+        return edits, (number, c2py(forms[2]))
     return edits, None
 
 
-def _flags(source: str, begin: int, end: int, fuzzy: bool, newline: str) -> Edits:
-    """The edits that make a message fuzzy or not, without the message that its old text was of."""
+def _comments(
+    source: str, begin: int, end: int, fuzzy: bool, newline: str
+) -> tuple[list[str], Edits]:
+    """A message's flags, and the edits that make it fuzzy or not, without the message that its old text was of."""
     edits = {match.span(): "" for match in _PREVIOUS.finditer(source, begin, end)}
     lines = [*_FLAGS.finditer(source, begin, end)]
-    marks = [mark for line in lines for mark in _FUZZY.finditer(source, *line.span())]
-    if not fuzzy:
-        edits |= {mark.span(): "" for mark in marks}
-    elif lines and not marks:
-        edits[lines[0].start() + 2, lines[0].start() + 2] = " fuzzy,"
-    elif not marks:
-        for message in islice(_MESSAGE.finditer(source, begin, end), 1):
-            edits[message.start(), message.start()] = f"#, fuzzy{newline}"
-    return edits
+    flags = [flag.strip() for line in lines for flag in line[1].split(",")]
+    if fuzzy != ("fuzzy" in flags):
+        edits |= {line.span(): "" for line in lines}
+        new = ["fuzzy", *flags] if fuzzy else [flag for flag in flags if flag != "fuzzy"]
+        start = lines[0].start() if lines else end
+        edits[start, start] = f"#, {', '.join(new)}{newline}" if new else ""
+    return flags, edits
 
 
-def _is_translated(string: re.Match) -> bool:
-    return string[2].strip('" \t\r\n') != ""
-
-
-def _sources(
-    entry: Any, number: int, form_of: Callable[[int], int], placeholders: str
-) -> Iterator[tuple[int, str]]:
-    """The source of each string of an entry: the singular only for the form of 1, and only if it serves all
-    other counts of the form, too."""
-    if not entry.msgid_plural:
-        yield 0, entry.msgid
-        return
-    lost = changed(entry.msgid, entry.msgid_plural, keep_pattern(placeholders))
+def _plurals(
+    one: str, many: str, number: int, form_of: Callable[[int], int], placeholders: str
+) -> Iterator[str]:
+    """The source of each form: the singular only for the form of 1, and only if it serves all other counts of the form,
+    too."""
+    lost = changed(one, many, keep_pattern(placeholders))
     for i in range(number):
         counts = [n for n in range(200) if form_of(n) == i]
         is_singular = 1 in counts and number > 1 and (counts == [1] or not lost)
-        yield i, entry.msgid if is_singular else entry.msgid_plural
+        yield one if is_singular else many
 
 
 def _placeholders(flags: Sequence[str]) -> str:
@@ -190,6 +171,12 @@ def _placeholders(flags: Sequence[str]) -> str:
     if formats and all(flag.startswith("no-") for flag in formats):
         return ""
     return f"{_PRINTF}|%%" if formats else rf"{_PRINTF}(?!\w)|%%"
+
+
+def _unquoted(strings: str) -> str:
+    import polib
+
+    return polib.unescape("".join(re.findall(r'"([^\r\n]*)"', strings)))
 
 
 def _quoted(text: str, newline: str) -> str:

@@ -16,6 +16,7 @@ from documents.document import Document, Passage, Targets, spread
 from documents.marks import Align, Sentence, targets_of
 from documents.sentences import (
     Phrases,
+    between,
     changed,
     edges,
     is_unspaced,
@@ -28,7 +29,7 @@ from speculative.row import Row, respond
 from speculative.sampling import RowSeeds
 from speculative.tasks import Task, Work, result_of
 from text.alignment import Aligner
-from text.languages import has_spaces, short
+from text.languages import short
 from text.memory import MemoryFile, Pair
 from text.text_side import Prompt
 
@@ -119,7 +120,6 @@ class Translator:
         memory = self.decoder.memory if exact else None
         self._exact = memory.exact(self.source_lang, self.target_lang) if memory else {}
         self._instruction = len(self._row("-").prompt) - 1  # tokens beside the text's
-        self._is_unspaced = self.target_lang and not has_spaces(self.target_lang)
         if self.languages not in self.aligners:
             self.aligners[self.languages] = Aligner.of(self.decoder, self.options)
         self.aligner = self.aligners[self.languages]
@@ -148,57 +148,69 @@ class Translator:
         as it is finished"""
         if document.for_language and self.target_lang:
             document = document.for_language(short(self.target_lang))
-        passages = [(each, keep_pattern(each.placeholders)) for each in document.passages]
-        pieces = [self._pieces(passage.text, pattern) for passage, pattern in passages]
-        wanted = [
-            (edges(_flat(piece))[1], pattern)
-            for (_, pattern), of_passage in zip(passages, pieces, strict=True)
-            for piece in of_passage
-            if translatable(piece, pattern)
-        ]
         if journal:
             self.texts |= dict(each for each in journal.entries if isinstance(each, list))
+        passages = document.passages
+        patterns = [keep_pattern(passage.placeholders) for passage in passages]
+        pieces = [*map(self._pieces, passages, patterns)]
+        wanted = dict.fromkeys(
+            (_parts(piece)[1], pattern)
+            for of_passage, pattern in zip(pieces, patterns, strict=True)
+            for piece in of_passage
+            if translatable(piece, pattern)
+        )
         yield self._rows([sentence for sentence, _ in wanted], journal)
         lost = [
-            masked(sentence, pattern)[0]
+            (sentence, pattern)
             for sentence, pattern in wanted
             if changed(sentence, self.texts[sentence], pattern) and sentence not in self._exact
         ]
-        yield self._rows(lost, journal)
+        yield self._rows([masked(*each)[0] for each in lost], journal)
+        for sentence, pattern in lost:
+            plain, restored = masked(sentence, pattern)
+            text = restored(self.texts[plain])
+            if not changed(sentence, text, pattern):
+                self.texts[sentence] = text
         pairs = [
-            [*zip(of_passage, self._new_pieces(passage, of_passage, pattern), strict=True)]
-            for (passage, pattern), of_passage in zip(passages, pieces, strict=True)
+            [*zip(of_passage, self._translated(passage, of_passage), strict=True)]
+            for passage, of_passage in zip(passages, pieces, strict=True)
         ]
-        aligned = yield from self._align(document.passages, pairs)
-        return self._written(document, passages, pairs, aligned)
+        aligned = yield from self._align(passages, pairs)
+        return self._written(document, patterns, pairs, aligned)
 
     def _written(
         self,
         document: Document,
-        passages: Sequence[tuple[Passage, Pattern]],
+        patterns: Sequence[Pattern],
         pairs: Sequence[Sequence[Sentence]],
         aligned: Mapping[Sentence, Align],
     ) -> Translation:
-        """The document with the sentences' texts. passages: with their patterns; pairs: the sentences of each"""
+        """The document with the sentences' texts. patterns: of what each passage must keep; pairs: the sentences of each"""
         texts = list[str | None]()
         targets = list[Targets]()
         lines = list[Line]()
-        for (passage, pattern), of_passage in zip(passages, pairs, strict=True):
-            line = self._line(passage, pattern, of_passage, aligned)
+        has_text = False
+        for passage, pattern, of_passage in zip(document.passages, patterns, pairs, strict=True):
             text = "".join(new for _, new in of_passage)
             goes = targets_of(of_passage, passage.formatting, aligned)
+            problems = [*self._problems(_flat(passage.text), _flat(text), pattern)]
+            problems += self._lost_terms(of_passage, aligned)
             if any(pair in aligned for pair in of_passage):
-                line.problems.extend(_to_check(passage, goes))
-            lines.append(line)
+                problems += _to_check(passage, goes)
+            from_memory = all(_parts(piece)[1] in self._exact for piece, _ in of_passage)
+            lines.append(
+                Line(passage.location, _flat(passage.text), _flat(text), from_memory, problems)
+            )
             targets.append(goes)
             is_lost = document.strict and changed(passage.text, text, pattern)
             texts.append(None if is_lost else text)
+            has_text = has_text or translatable(passage.text, pattern)
         written = document.write(texts, targets)
         for number, problems in written.problems.items():
             lines[number].problems.extend(problems)
         notes = [*document.notes, *written.notes]
         from_memory = sum(line.from_memory for line in lines)
-        if not any(translatable(passage.text, pattern) for passage, pattern in passages):
+        if not has_text:
             notes.append("nothing in it was translated: it has no text")
         if from_memory:
             notes.append(f"{from_memory} of {len(lines)} texts are the memory's")
@@ -206,27 +218,12 @@ class Translator:
             notes.append(f"{len(written.plain)} formatted words became plain")
         return Translation(written.data, lines, notes)
 
-    def _line(
-        self,
-        passage: Passage,
-        pattern: Pattern,
-        pairs: Sequence[Sentence],
-        aligned: Mapping[Sentence, Align],
-    ) -> Line:
-        """A passage of the report, from its sentences."""
-        from_memory = all(edges(_flat(piece))[1] in self._exact for piece, _ in pairs)
-        text = "".join(new for _, new in pairs)
-        line = Line(passage.location, _flat(passage.text), _flat(text), from_memory, [])
-        line.problems.extend(self._problems(line.source, line.text, pattern))
-        line.problems.extend(dict.fromkeys(self._lost_terms(pairs, aligned)))
-        return line
-
-    def _pieces(self, text: str, pattern: Pattern) -> list[str]:
+    def _pieces(self, passage: Passage, pattern: Pattern) -> list[str]:
         """The sentences of a passage, with the space after them."""
-        if _flat(text) in self._exact:
-            return [text]
+        if _flat(passage.text) in self._exact:
+            return [passage.text]
         language = short(self.source_lang or "en")
-        return [*sentences(text, language, pattern, self._fits, bool(self.whole))]
+        return [*sentences(passage.text, language, pattern, self._fits, bool(self.whole))]
 
     def _fits(self, text: str) -> bool:
         """Whether the model can read the text and write as much."""
@@ -273,45 +270,27 @@ class Translator:
         if self.memory_file and pair not in (self.decoder.memory or ()):
             self.memory_file.append(pair)
 
-    def _text(self, piece: str, pattern: Pattern) -> str:
-        """A sentence's text; the one from plain tokens if that alone has the placeholders."""
-        before, source, after = edges(_flat(piece))
-        text = self.texts.get(source, source)
-        if changed(source, text, pattern) and source not in self._exact:
-            plain, restored = masked(source, pattern)
-            from_plain = restored(self.texts[plain])
-            if not changed(source, from_plain, pattern):
-                text = from_plain
-        return f"{before}{text}{after}"
-
-    def _new_pieces(
-        self, passage: Passage, pieces: Sequence[str], pattern: Pattern
-    ) -> Iterator[str]:
-        """The texts of the pieces of a passage."""
-        texts = [self._text(piece, pattern) for piece in pieces]
+    def _translated(self, passage: Passage, pieces: Sequence[str]) -> Iterator[str]:
+        """The texts of the pieces of a passage, in lines as these."""
+        texts = list[str]()
+        for before, source, after in map(_parts, pieces):
+            texts.append(f"{before}{self.texts.get(source, source)}{after}")
         breaks = {*passage.breaks}
+        feeds = (match.end() for match in re.finditer("\n", passage.text))
+        cuts = sorted({*breaks, *feeds})
         start = 0
         for i, (piece, text) in enumerate(zip(pieces, texts, strict=True)):
             end = start + len(piece)
-            space = piece[len(piece.rstrip()) :]
+            stop = start + len(piece.rstrip())
+            space = passage.text[stop:end]
             if end in breaks:
                 space = "\n"
             elif i + 1 < len(pieces) and not space.strip(" \u3000"):
-                space = self._space(piece, text, pieces[i + 1], texts[i + 1])
-            first, last = bisect_right(passage.breaks, start), bisect_left(passage.breaks, end)
-            yield (
-                _in_lines(piece, text, [cut - start for cut in passage.breaks[first:last]]) + space
-            )
+                space = _space(piece, text, pieces[i + 1], texts[i + 1])
+            inner = cuts[bisect_right(cuts, start) : bisect_left(cuts, stop)]
+            lines = [passage.text[a:b] for a, b in pairwise([start, *inner, stop])]
+            yield _in_lines(text, lines) + space
             start = end
-
-    def _space(self, piece: str, text: str, next_piece: str, next_text: str) -> str:
-        """The space between two sentences' texts on one line, in the target language."""
-        touches = is_unspaced(text[-1:]), is_unspaced(next_text)
-        if any(touches) if self._is_unspaced else not self.target_lang and all(touches):
-            return ""
-        space = piece[len(piece.rstrip()) :]
-        is_between = is_unspaced(piece[-1:]) or is_unspaced(next_piece)
-        return space.replace("\u3000", " ") or (" " if is_between else "")
 
     def _problems(self, source: str, text: str, pattern: Pattern) -> Iterator[str]:
         """The things that a reader should look at in a passage's text."""
@@ -332,27 +311,27 @@ class Translator:
         todo = dict[Sentence, None]()
         for passage, of_passage in zip(passages, pairs, strict=True):
             start = 0
-            for source, text in of_passage:
-                end = start + len(source)
+            for pair in of_passage:
+                end = start + len(pair[0])
                 has_edge = any(
                     begin <= end and start <= stop and not begin <= start < end <= stop
                     for begin, stop in passage.formatting
                 )
-                if has_edge or self._phrases.find(source):
-                    todo[source, text] = None
+                if has_edge or self._phrases.find(pair[0]):
+                    todo[pair] = None
                 start = end
         aligned = dict[Sentence, Align]()
-        if self.aligner:
-            pending = [*todo]
-            for first in range(0, len(pending), _ALIGNED):
-                some = pending[first : first + _ALIGNED]
-                alignments = yield partial(self.aligner.align, some, self.texts.items())
-                aligned |= {pair: each.span for pair, each in zip(some, alignments, strict=True)}
+        if not self.aligner:
+            return aligned
+        for first in range(0, len(todo), _ALIGNED):
+            some = [*todo][first : first + _ALIGNED]
+            alignments = yield partial(self.aligner.align, some, self.texts.items())
+            aligned |= {pair: each.span for pair, each in zip(some, alignments, strict=True)}
         return aligned
 
     def _lost_terms(
         self, pairs: Sequence[Sentence], aligned: Mapping[Sentence, Align]
-    ) -> Iterator[str]:
+    ) -> list[str]:
         """The terms whose translations are not at their own words or, if it is not sure where these are, in the sentence."""
         lost = set[int]()
         for pair in pairs:
@@ -360,11 +339,12 @@ class Translator:
                 text = self.terms[number].text
                 matches = [*re.finditer(re.escape(text), pair[1], re.IGNORECASE)]
                 (begin, end), sure = aligned[pair](span) if pair in aligned else (span, False)
-                there = [m for m in matches if m.start() < end and begin < m.end()]
-                if not (there if sure else matches):
+                if sure:
+                    matches = [m for m in matches if m.start() < end and begin < m.end()]
+                if not matches:
                     lost.add(number)
-        for term in (self.terms[number] for number in sorted(lost)):
-            yield f"{term.prompt!r} is not {term.text!r}"
+        terms = (self.terms[number] for number in sorted(lost))
+        return [*dict.fromkeys(f"{term.prompt!r} is not {term.text!r}" for term in terms)]
 
 
 def length(document: Document) -> int:
@@ -386,13 +366,24 @@ def _flat(piece: str) -> str:
     return " ".join(filter(None, lines))
 
 
-def _in_lines(piece: str, text: str, breaks: Sequence[int]) -> str:
-    """A sentence's text in lines as its source, which has line feeds, or breaks at these places."""
-    inner = {match.end() for match in re.finditer("\n", piece.rstrip())}
-    inner.update(breaks)
-    lines = [piece[a:b] for a, b in pairwise([0, *sorted(inner), len(piece)])]
-    if not piece.strip():
+def _parts(piece: str) -> tuple[str, str, str]:
+    """What the model reads of a sentence, between what stands before and after it."""
+    return edges(_flat(piece))
+
+
+def _space(piece: str, text: str, next_piece: str, next_text: str) -> str:
+    """The space between two sentences' texts on one line."""
+    if not between(text, next_text):
         return ""
-    new = spread(text, [len(line.strip()) for line in lines]) if inner else [text]
+    space = piece[len(piece.rstrip()) :].replace("\u3000", " ")
+    had_none = is_unspaced(piece[-1:]) or is_unspaced(next_piece)
+    return space or (" " if had_none else "")
+
+
+def _in_lines(text: str, lines: Sequence[str]) -> str:
+    """A sentence's text in as many lines as its source, with their indents."""
+    parts = [text]
+    if len(lines) > 1:
+        parts = spread(text, [len(line.strip()) for line in lines])
     indents = [line[: len(line) - len(line.lstrip())] for line in lines]
-    return "\n".join(map("".join, zip(indents, new, strict=True)))
+    return "\n".join(map("".join, zip(indents, parts, strict=True)))

@@ -253,7 +253,7 @@ def test_a_term_is_checked_at_its_own_words(into_french):
 def stub(demo_pair, monkeypatch):
     """Call a translator that writes what a function makes of each sentence."""
 
-    def stub(new, source: str, ending: str, is_unspaced=False):
+    def stub(new, source: str, ending: str):
         def respond(row):
             text = row.prompt_text
             return SimpleNamespace(prompt=text, text=new(text), finish_reason="stop")
@@ -269,7 +269,6 @@ def stub(demo_pair, monkeypatch):
         monkeypatch.setattr(SpeculativeDecoder, "run", run)
         decoder = SpeculativeDecoder(*demo_pair[:2])
         by = translator.Translator(decoder, Options(target_lang="de"))
-        by._is_unspaced = is_unspaced
         new = by.translate(FORMATS[ending](source.encode()))
         return new.data.decode(), new.problems
 
@@ -277,19 +276,17 @@ def stub(demo_pair, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "source, text, is_unspaced, expected",
+    "source, text, expected",
     [
-        ("他来了。她说好。", "The king waits.", False, "The king waits. The king waits."),
-        ("他来了。\u3000她说好。", "The king waits.", False, "The king waits. The king waits."),
-        ("He waits. She waits.", "国王在等。", True, "国王在等。国王在等。"),
-        ("He waits.\n\nShe waits.", "国王在等。", True, "国王在等。\n\n国王在等。"),
-        ("He waits. She waits.", "Er wartet.", False, "Er wartet. Er wartet."),
+        ("他来了。她说好。", "The king waits.", "The king waits. The king waits."),
+        ("他来了。\u3000她说好。", "The king waits.", "The king waits. The king waits."),
+        ("He waits. She waits.", "国王在等。", "国王在等。国王在等。"),
+        ("He waits.\n\nShe waits.", "国王在等。", "国王在等。\n\n国王在等。"),
+        ("He waits. She waits.", "Er wartet.", "Er wartet. Er wartet."),
     ],
 )
-def test_the_space_between_sentences_is_the_target_languages(
-    stub, source, text, is_unspaced, expected
-):
-    assert stub(lambda _: text, source, ".txt", is_unspaced)[0] == expected
+def test_the_space_between_sentences_is_that_of_their_scripts(stub, source, text, expected):
+    assert stub(lambda _: text, source, ".txt")[0] == expected
 
 
 def test_sentences_end_where_their_lines_do(stub):
