@@ -8,13 +8,13 @@ python serve.py --model google-t5/t5-11b --draft-model google-t5/t5-small --port
 import terminal  # noqa: F401 (first: it checks Python and the packages)
 
 # isort: split
-import ipaddress
 import logging
 import os
 import signal
 import socket
+import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,65 +26,52 @@ from decoder import BATCH_SIZE, Options, SpeculativeDecoder
 from speculative.options import DECLARED
 from speech.transcriber import Transcriber, is_speech
 from terminal import cli
-from terminal.flags import (
-    MODELS,
-    add_options,
-    add_shared,
-    check_models,
-    options_of,
-)
-from terminal.models import (
-    Models,
-    distill_while_decoding,
-    merge_adapter,
-    note_alone,
-    open_decoder,
+from terminal.flags import MODELS, add_options, add_shared, check_models, options_of
+from terminal.models import Models, distill_while_decoding, merge_adapter, note_alone, open_decoder
+
+try:
+    import uvicorn
+
+    from serving.app import Api
+    from serving.audio import OPENAI_NAMES
+    from serving.engine import Engine
+    from serving.gate import Gate, Limits, allowed_hosts, in_url
+except ImportError as error:
+    sys.exit(f"serve.py needs more packages ({error}): pip install -r requirements-serve.txt")
+
+MAX_TOKENS = 4096  # of a prompt and of an answer, where the model has no limit
+LIMIT = f"(default: the model's limit, or {MAX_TOKENS})"
+NAME = "the model's name in /v1/models and in answers (default: the last part of --model)"
+HOSTS = "more names, with commas, by which requests may address the server; *: any (default: none)"
+ORIGINS = (
+    "web pages that may send requests from a browser (CORS), with commas, such as http://localhost:3000; *: any "
+    "(default: only the server's own)"
 )
 
-LOCAL = ("127.0.0.1", "localhost", "[::1]")  # names of this machine in a browser
-DOCKER = "host.docker.internal"  # its name in a container; nobody can register it
-FLAGS: dict[str, dict[str, Any]] = {
-    "--host": dict(
-        type=cli.name,
-        default=LOCAL[0],
-        help="address to listen on; 0.0.0.0: all addresses of this machine (default: %(default)s)",
+
+def split(names: str) -> list[str]:
+    """The names of a list with commas."""
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+FLAGS: dict[str, tuple[Any, Any, str]] = {  # flag and metavar: type, default, help
+    "--host HOST": (cli.name, "127.0.0.1", "address to listen on; 0.0.0.0: all of this machine's"),
+    "--port PORT": (cli.count, 8080, "port to listen on; 0: any free one"),
+    "--api-key KEY": (cli.name, None, "answer only clients that send this key (default: no key)"),
+    "--allowed-hosts NAMES": (split, (), HOSTS),
+    "--allowed-origins ORIGINS": (split, (), ORIGINS),
+    "--served-model-name NAME": (cli.name, None, NAME),
+    "--batch-size N": (cli.positive, BATCH_SIZE, "prompts to decode in one batch"),
+    "--queue N": (cli.positive, 256, "prompts or files that may wait: raise it if clients get 503"),
+    "--max-prompt-tokens N": (cli.positive, None, f"longest prompt to accept, in tokens {LIMIT}"),
+    "--max-request-tokens N": (
+        cli.positive,
+        None,
+        f"longest answer: larger max_tokens are cut {LIMIT}",
     ),
-    "--port": dict(
-        type=cli.count,
-        default=8080,
-        help="port to listen on; 0: any free one (default: %(default)s)",
-    ),
-    "--api-key": dict(
-        metavar="KEY", help="answer only clients that send this key (default: no key needed)"
-    ),
-    "--allowed-hosts": dict(
-        default="",
-        metavar="NAMES",
-        help="more host names, with commas, by which requests may address the server; *: any",
-    ),
-    "--allowed-origins": dict(
-        default="",
-        metavar="ORIGINS",
-        help="web pages that may send requests from a browser (CORS), with commas, such as "
-        "http://localhost:3000; *: any (default: only the server's own)",
-    ),
-    "--served-model-name": dict(
-        type=cli.name,
-        metavar="NAME",
-        help="the model's name in /v1/models and in answers (default: the last part of --model)",
-    ),
-}
-COUNTS = {  # flag: (default, help)
-    "batch-size": (BATCH_SIZE, "prompts to decode in one batch"),
-    "queue": (
-        256,
-        "prompts, audio files or documents that may wait; raise it if clients get too many 503",
-    ),
-    "max-prompt-tokens": (None, "longest prompt to accept, in tokens"),
-    "max-request-tokens": (None, "most tokens of an answer; a larger max_tokens means this"),
-    "max-seconds": (3600, "longest audio to accept, in seconds"),
-    "max-upload": (25, "largest audio file or document to accept, in MB"),
-    "upload-seconds": (30, "seconds in which such a file must arrive"),
+    "--max-seconds N": (cli.positive, 3600, "longest audio to accept, in seconds"),
+    "--max-upload N": (cli.positive, 25, "largest audio file or document to accept, in MB"),
+    "--upload-seconds N": (cli.positive, 30, "seconds in which such a file must arrive"),
 }
 BEAMS = [name for name, declared in DECLARED.items() if declared.group == "beams"]
 OF_TEXT = {
@@ -92,7 +79,6 @@ OF_TEXT = {
     *("memory", "draft_vocabulary", "prefix_cache", "chat_template_config", "extra_eos_token"),
 }
 DEFAULT_NAME = "default_model"  # mlx-lm's, for the model that is served
-MAX_TOKENS = 4096  # of a prompt and of an answer, where the model has no limit
 UVICORN: dict[str, Any] = dict(
     log_config=None, server_header=False, timeout_graceful_shutdown=10, ws_ping_timeout=None
 )
@@ -105,14 +91,10 @@ def parse_args(argv: list[str] | None = None):
         "LibreTranslate's and DeepL's.",
     )
     add_shared(parser, *MODELS, "--distill")
-    for name, arguments in FLAGS.items():
-        parser.add_argument(name, **arguments)
-    for name, (default, text) in COUNTS.items():
-        shown = "%(default)s" if default else f"the model's limit, or {MAX_TOKENS}"
-        description = f"{text} (default: {shown})"
-        parser.add_argument(
-            f"--{name}", type=cli.positive, default=default, metavar="N", help=description
-        )
+    for names, (kind, default, text) in FLAGS.items():
+        name, metavar = names.split()
+        description = text if "(default" in text else f"{text} (default: %(default)s)"
+        parser.add_argument(name, metavar=metavar, type=kind, default=default, help=description)
     add_shared(parser, "--prefix-cache", "--chat-template-config", "--extra-eos-token")
     parser.add_argument("--verbose", action="store_true", help="log requests to stderr")
     parser.epilog = "The decoding options are defaults; a request may set its own. No beam search."
@@ -120,8 +102,6 @@ def parse_args(argv: list[str] | None = None):
     add_options(parser)
     args = parser.parse_args(argv)
     check_models(args, parser)
-    if args.api_key == "":
-        parser.error("--api-key is empty")
     if args.max_request_tokens and vars(args).get("max_tokens", 0) > args.max_request_tokens:
         parser.error("--max-tokens is more than --max-request-tokens")
     refuse(args, BEAMS, "the server does not search with beams")
@@ -154,23 +134,6 @@ def model_id(model: str | Path) -> str:
     return path.name or DEFAULT_NAME
 
 
-def in_url(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
-
-
-def split(names: str) -> list[str]:
-    """The names of a list with commas."""
-    return [name.strip() for name in names.split(",") if name.strip()]
-
-
-def allowed_hosts(host: str, address: str, more: str = "") -> Sequence[str]:
-    """The host names that requests may use for a server on this address. On loopback only this machine's names and
-    `more`, a list with commas: otherwise a foreign page could point its own name here (DNS rebinding)."""
-    if not split(more) and not ipaddress.ip_address(address).is_loopback:
-        return ("*",)
-    return sorted({*LOCAL, DOCKER, host.lower(), in_url(address), *split(more.lower())})
-
-
 def text_decoder(models: Models, options: Options, verbose: bool) -> SpeculativeDecoder:
     """The decoder of a model for texts."""
     decoder = open_decoder(models, options, verbose=verbose, has_beams=False)
@@ -191,13 +154,8 @@ def speech_transcriber(args, options: Options) -> Transcriber:
     return transcriber
 
 
-def make_api(args, options: Options, address: str):
+def make_api(args, options: Options, address: str) -> Api:
     """The server's routes, with the models loaded."""
-    from serving.app import Api
-    from serving.audio import OPENAI_NAMES
-    from serving.engine import Engine
-    from serving.gate import Gate, Limits
-
     models = Models.of(args)
     last_part = model_id(models.model)
     names = [DEFAULT_NAME, str(models.model), last_part]
@@ -210,18 +168,13 @@ def make_api(args, options: Options, address: str):
     else:
         decoder = text_decoder(models, options, args.verbose)
     prompt_format = decoder.text.prompt_format(template_kwargs=args.chat_template_config)
-    gate = Gate(
-        args.served_model_name or last_part,
-        names,
-        args.api_key,
-        hosts=allowed_hosts(args.host, address, args.allowed_hosts),
-        origins=split(args.allowed_origins),
-    )
+    hosts = allowed_hosts(args.host, address, args.allowed_hosts)
+    name = args.served_model_name or last_part
+    gate = Gate(name, names, args.api_key, hosts, args.allowed_origins)
     config = decoder.model.config
-    max_answer = max(config.max_positions or MAX_TOKENS, options.max_tokens or 0)
     limits = Limits(
         args.max_prompt_tokens or config.max_prompt_tokens or MAX_TOKENS,
-        args.max_request_tokens or max_answer,
+        args.max_request_tokens or max(config.max_positions or MAX_TOKENS, options.max_tokens or 0),
         args.max_seconds,
         args.max_upload << 20,
         args.upload_seconds,
@@ -233,14 +186,6 @@ def make_api(args, options: Options, address: str):
 
 def main() -> None:
     args = parse_args()
-    try:
-        import uvicorn
-
-        import serving.app  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            f"serve.py needs more packages ({error}): pip install -r requirements-serve.txt"
-        ) from None
     merge_adapter(args)
     listener = listen(args.host, args.port)
     address, port = listener.getsockname()[:2]

@@ -1,11 +1,11 @@
-"""OpenAI's answers: turns rows into bodies, whole or in chunks of a stream."""
+"""OpenAI's answers: turns rows into bodies, whole or in the events of a stream."""
 
 import json
 import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -19,6 +19,7 @@ from text.tokenizer import token_bytes
 
 Piece = Callable[[int, bool], tuple[str, bytes]]
 Bodies = Iterator[dict[str, Any]]
+DONE = "data: [DONE]\n\n"
 _NAMED = re.compile(r'\{"name": ("(?:[^"\\]|\\.)*"), "arguments": ')
 
 
@@ -55,6 +56,7 @@ class Writer:
         self._thinking = rows
         self._piece = piece
         self._ends = dict.fromkeys(rows, START)  # of what has been written
+        self._has_usage = request.stream_options.include_usage
         self._chat = isinstance(request, Chat)
         is_call = isinstance(request, Chat) and request.callable_tools
         self._calls = {row: Call() for row in rows} if is_call else {}
@@ -68,45 +70,26 @@ class Writer:
         }
 
     async def events(self, steps: AsyncIterator[RowStep]) -> AsyncIterator[str]:
-        """A stream."""
-        for body in self.begin():
-            yield self.event(body)
+        """The events of a stream."""
+        for index in range(len(self.rows) if self._chat else 0):
+            delta = {"role": "assistant", "content": None if self._calls else ""}
+            yield self._event({"index": index, "delta": delta, "finish_reason": None})
         async for step in steps:
-            for body in self.chunks(step):
-                yield self.event(body)
-        for body in self.end():
-            yield self.event(body)
-        yield "data: [DONE]\n\n"
-
-    def event(self, body: dict[str, Any]) -> str:
-        """A body of a stream as its event."""
-        return event_of(body)
+            self._ends[step.row] = step.now
+            yield self._event(self._choice(step))
+        if self._has_usage:
+            yield event_of({**self._head, "choices": [], "usage": self._usage()})
+        yield DONE
 
     def whole(self, ends: Mapping[Row, Progress]) -> dict[str, Any]:
         """The whole answer, once all rows have ended."""
-        choices = [self._choice(RowStep(row, START, ends[row])) for row in self.rows]
         self._ends |= ends
+        choices = [self._choice(RowStep(row, START, ends[row])) for row in self.rows]
         return {**self._head, "choices": choices, "usage": self._usage()}
 
-    def begin(self) -> Bodies:
-        """The first chunks of a stream."""
-        for index in range(len(self.rows) if self._chat else 0):
-            delta = {"role": "assistant", "content": None if self._calls else ""}
-            yield self._chunk({"index": index, "delta": delta, "finish_reason": None})
-
-    def chunks(self, step: RowStep) -> Bodies:
-        """Chunks with what a row has gained."""
-        self._ends[step.row] = step.now
-        yield self._chunk(self._choice(step))
-
-    def end(self) -> Bodies:
-        """The last chunks of a stream."""
-        if self._request.include_usage:
-            yield {**self._head, "choices": [], "usage": self._usage()}
-
-    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        chunk = {**self._head, "choices": [choice]}
-        return {**chunk, "usage": None} if self._request.include_usage else chunk
+    def _event(self, choice: dict[str, Any]) -> str:
+        usage = {"usage": None} if self._has_usage else {}
+        return event_of({**self._head, "choices": [choice], **usage})
 
     def _choice(self, step: RowStep) -> dict[str, Any]:
         finish_reason = step.now.finish_reason
@@ -190,6 +173,112 @@ class Writer:
                 "rejected_prediction_tokens": stats.draft_tokens - stats.accepted,
             },
         }
+
+
+class ResponseWriter(Writer):
+    """Writes the answer of /v1/responses, of one row: the events that build up its items, each with one part, or what the last
+    event holds. The items are a message and, of a model that thinks, its reasoning before it; or a function's call."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        (self._row,) = self.rows
+        self._head |= self._request.model_dump(include={"tools", "tool_choice"})
+        self._items = [] if self._calls else [_item("message", "output_text", role="assistant")]
+        if self._thinking[self._row].marks:
+            self._items.insert(0, _item("reasoning", "reasoning_text", summary=[]))
+        self._numbers = count()
+
+    async def events(self, steps: AsyncIterator[RowStep]) -> AsyncIterator[str]:
+        for body in self._begin():
+            yield self._numbered(body)
+        async for step in steps:
+            for body in self._grow(step):
+                yield self._numbered(body)
+        for body in self._end():
+            yield self._numbered(body)
+        yield DONE
+
+    def whole(self, ends: Mapping[Row, Progress]) -> dict[str, Any]:
+        *_, last = [*self._grow(RowStep(self._row, START, ends[self._row])), *self._end()]
+        return last["response"]
+
+    def _numbered(self, body: dict[str, Any]) -> str:
+        return (
+            f"event: {body['type']}\n{event_of({**body, 'sequence_number': next(self._numbers)})}"
+        )
+
+    def _begin(self) -> Bodies:
+        yield {"type": "response.created", "response": self._response("in_progress", [])}
+        for index, item in enumerate(self._items):
+            yield self._about(index, "output_item.added", item=item | {"content": []})
+            yield self._about(index, "content_part.added", part=item["content"][0])
+
+    def _grow(self, step: RowStep) -> Bodies:
+        self._ends[step.row] = step.now
+        thought, answer = self._split(step)
+        if self._calls:
+            yield from self._called(*self._calls[step.row].push(answer, step.now.finish_reason))
+            return
+        for index, item in enumerate(self._items):
+            text = answer if item["type"] == "message" else thought
+            part = item["content"][0]
+            part["text"] += text
+            if text:
+                yield self._about(index, f"{part['type']}.delta", delta=text, logprobs=[])
+
+    def _called(self, name: str | None, arguments: str) -> Bodies:
+        """The events of a piece of a function's call."""
+        if name is not None:
+            call = {"call_id": self._calls[self._row].id, "name": name, "arguments": ""}
+            self._items.append(_item("function_call", **call))
+            yield self._about(0, "output_item.added", item={**self._items[0]})
+        if arguments:
+            self._items[0]["arguments"] += arguments
+            yield self._about(0, "function_call_arguments.delta", delta=arguments)
+
+    def _end(self) -> Bodies:
+        is_cut = self._ends[self._row].finish_reason == "length"
+        status = "incomplete" if is_cut else "completed"
+        for index, item in enumerate(self._items):
+            item["status"] = status
+            if item["type"] == "function_call":
+                arguments = item["arguments"]
+                yield self._about(index, "function_call_arguments.done", arguments=arguments)
+            else:
+                part = item["content"][0]
+                yield self._about(index, f"{part['type']}.done", text=part["text"], logprobs=[])
+                yield self._about(index, "content_part.done", part=part)
+            yield self._about(index, "output_item.done", item=item)
+        response = self._response(status, self._items) | {"usage": self._usage()}
+        if is_cut:
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        yield {"type": f"response.{status}", "response": response}
+
+    def _about(self, index: int, kind: str, **more: Any) -> dict[str, Any]:
+        """An event about an item or its part."""
+        fields = {"item_id": self._items[index]["id"], "output_index": index}
+        if "content" in self._items[index]:
+            fields["content_index"] = 0
+        return {"type": f"response.{kind}", **fields, **more}
+
+    def _response(self, status: str, items: list[dict[str, Any]]) -> dict[str, Any]:
+        head = {**self._head, "object": "response", "created_at": self._head["created"]}
+        head["parallel_tool_calls"] = False
+        return {**head, "status": status, "output": items, "error": None}
+
+    def _usage(self) -> dict[str, Any]:
+        usage = super()._usage()
+        return {
+            name.replace("prompt", "input").replace("completion", "output"): count
+            for name, count in usage.items()
+        }
+
+
+def _item(kind: str, kind_of_part: str | None = None, **more: Any) -> dict[str, Any]:
+    """An item, with one part if it has parts."""
+    if kind_of_part:
+        more["content"] = [{"type": kind_of_part, "text": "", "annotations": []}]
+    return {"id": f"item_{uuid.uuid4().hex}", "type": kind, "status": "in_progress", **more}
 
 
 def pieces(tokenizer: Tokenizer, hidden: Container[int]) -> Piece:

@@ -19,18 +19,16 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoder import Content
-from serving.answers import Writer, pieces
+from serving.answers import ResponseWriter, Writer, pieces
 from serving.audio import Speech
 from serving.bodies import parse
-from serving.deepl import DeepL
 from serving.engine import Engine
 from serving.gate import Gate, Limits
-from serving.libretranslate import LibreTranslate
 from serving.metrics import CONTENT_TYPE
 from serving.realtime import Realtime
 from serving.requests import Chat, Completion, ResponseRequest
-from serving.responses import ResponseWriter
 from serving.translation import Translations
+from serving.translation_routes import DeepL, LibreTranslate
 from serving.transport import (
     ERRORS,
     error_body,

@@ -21,7 +21,7 @@ from serving.engine import Engine, Refused
 from serving.gate import Gate, Limits
 from serving.transport import event_of, form_of, read_body, stream_of, while_there, working
 from speculative.row import Stats
-from speculative.tasks import Ended, Task
+from speculative.tasks import Task
 from speech.audio import check_length, decoded
 from speech.formats import FORMATS
 from speech.options import AFTER, BEFORE, Layout, TranscribeOptions
@@ -143,8 +143,8 @@ class Speech:
                 for part in parts:
                     yield part
                 parts.clear()
-                if isinstance(step, Ended):
-                    yield step.result
+                if isinstance(step, Transcript):
+                    yield step
 
     def _check(self, seconds: float) -> None:
         """Raise an error if nobody waits for a sound that is being read, or it is too long."""

@@ -59,12 +59,12 @@ def _message(error: ValidationError) -> str:
     where = ".".join(map(str, path))
     kind = first["type"]
     message = re.sub(r" or instance of \w+", "", first["msg"])
+    if kind == "value_error":
+        return f"{where} {first['ctx']['error']}".lstrip()
     if not where:
         return "the body is not a JSON object"
     if kind == "extra_forbidden":
         return f"there is no field {where[:99]!r}"
-    if kind == "value_error":
-        return f"{where} {first['ctx']['error']}"
     if path[0] in _SHAPES and (len(path) > 1 or kind.endswith(("_type", "_parsing"))):
         return f"{path[0]} is not {_SHAPES[path[0]]}"
     return f"{where}: {message[0].lower()}{message[1:]}"

@@ -1,7 +1,6 @@
 """One loop decodes the rows of all requests in one batch. Only its thread touches a model. Other threads submit rows
 and read their progress; each row is its own buffer, so a slow reader holds nobody up."""
 
-import sys
 import threading
 import time
 import traceback
@@ -14,22 +13,33 @@ from typing import Any
 import mlx.core as mx
 from starlette.exceptions import HTTPException
 
+from common.errors import InputError
 from decoder import Options, SpeculativeDecoder
 from serving.metrics import Metrics
 from speculative.driver import Source, Waiting
-from speculative.row import Row, Stats
+from speculative.row import FAILED, Row, Stats
 
-# Finish reasons besides "stop", "length" and row.FAILED.
-CANCELLED, REFUSED = "cancelled", "refused"
-RETRY_AFTER = {"retry-after": "1"}  # seconds
+# Finish reasons besides "stop" and "length"
+CANCELLED = "cancelled"  # or not begun
 LOST = "lost"  # a step failed, also without others beside it
+_RETRY_AFTER = {"retry-after": "1"}  # seconds
 
 
 class Refused(HTTPException):
     """The rows were not taken."""
 
     def __init__(self, why: str = "the server is shutting down"):
-        super().__init__(503, why, RETRY_AFTER)
+        super().__init__(503, why, _RETRY_AFTER)
+
+
+FAILURES: dict[str | None, tuple] = {  # finish reasons -> exceptions that tell of them
+    FAILED: (
+        InputError,
+        "the text's form is too complex, or the model's vocabulary cannot write it",
+    ),
+    LOST: (HTTPException, 500, "decoding failed; the server's log says why", _RETRY_AFTER),
+    CANCELLED: (Refused,),
+}
 
 
 @dataclass(frozen=True)
@@ -117,23 +127,20 @@ class Engine:
     def cancel(self, jobs: Sequence[Job]) -> None:
         """End these rows before the next step, because nobody waits for them."""
         with self._changed:
+            unbegun = [job for job in jobs if job in self._waiting]
+            for job in unbegun:
+                self._waiting.remove(job)
             for job in jobs:
                 job.cancelled = True
-            waiting = list(self._waiting)
-            self._waiting = deque(job for job in waiting if not job.cancelled)
-        for job in waiting:
-            if job.cancelled:
-                job.publish(CANCELLED)
+        for job in unbegun:
+            job.publish(CANCELLED)
 
     def close(self) -> None:
-        """Take no more rows, refuse those that wait, and let `run` return once the others are done."""
+        """Take no more rows, cancel those that wait, and let `run` return once the others are done."""
         with self._changed:
             self.closed = True
-            refused = self._waiting
-            self._waiting = deque()
             self._changed.notify()
-        for job in refused:
-            job.publish(REFUSED)
+            self.cancel([*self._waiting])
 
     def abort(self) -> None:
         """Close without waiting for running rows."""
@@ -147,7 +154,7 @@ class Engine:
                 self._run_calls()
                 self._decode(self, self.batch_size)
             except Exception:  # too little memory, or a bug
-                traceback.print_exc(file=sys.stderr)
+                traceback.print_exc()
                 if not self._running:  # no batch could begin
                     self.take(len(self._waiting), wait=False)
             # After the error, which holds the batch's memory
@@ -160,31 +167,22 @@ class Engine:
             if not job.row.finish_reason:
                 self._decode(Waiting([job.row]), 1)
         except Exception:
-            traceback.print_exc(file=sys.stderr)
+            traceback.print_exc()
         if job.row in self._running:
             self._end(job, job.row.finish_reason or LOST)
 
     def _wait(self) -> bool:
-        """Wait for a row or a call; return whether there is one, or the engine was closed."""
-        with self._changed:
-            if not self._waiting:
-                mx.clear_cache()  # memory that MLX keeps for new arrays
-            # Wait one second at a time: Python may miss a signal that comes just before a wait.
-            while not self._waiting and not self._calls and not self.closed:
-                if not self._learn():
-                    self._changed.wait(1)
-            return bool(self._waiting or self._calls)
-
-    def _learn(self) -> bool:
-        """Train the draft model for a moment, while others may submit; return whether there was something to do."""
+        """Wait for a row or a call, and train the draft model meanwhile; return whether there is one, or the engine was
+        closed."""
+        if not self._waiting:
+            mx.clear_cache()  # memory that MLX keeps for new arrays
         learner = self.decoder.learner
-        if not learner:
-            return False
-        self._changed.release()
-        try:
-            return bool(learner.idle())
-        finally:
-            self._changed.acquire()
+        while not (self._waiting or self._calls or self.closed):
+            if not (learner and learner.idle()):
+                with self._changed:
+                    # One second at a time: Python may miss a signal that comes just before a wait.
+                    self._changed.wait_for(lambda: self._waiting or self._calls or self.closed, 1)
+        return bool(self._waiting or self._calls)
 
     def _run_calls(self) -> None:
         while self._calls:

@@ -2,46 +2,35 @@
 their values as `Options` takes them."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
 from common.errors import InputError
-from speculative.options import DECLARED
+from speculative.options import DECLARED, FORMS, MAX_NUMBER, OptionError, Options
 
-# Values that change nothing, and the fields, also of other servers
-_UNSUPPORTED: tuple[tuple[tuple, str], ...] = (
+_UNSUPPORTED: tuple[tuple[tuple, str], ...] = (  # values that change nothing, and their fields
+    (
+        (False, [], ""),
+        "background bad_words ban_eos_token documents dry_multiplier dynamic_temperature dynatemp_range early_stopping echo"
+        " enable_thinking epsilon_cutoff eta_cutoff functions ignore_eos include_stop_str_in_output logits_processors min_keep"
+        " mirostat mirostat_mode n_probs penalty_alpha post_sampling_probs return_token_ids return_tokens"
+        " return_tokens_as_token_ids smoothing_factor suffix tools top_a top_logprobs use_beam_search xtc_probability",
+    ),
     ((True,), "add_bos_token skip_special_tokens spaces_between_special_tokens"),
     (
-        (False,),
-        "background ban_eos_token dynamic_temperature early_stopping echo enable_thinking",
+        (1,),
+        "best_of encoder_repetition_penalty guidance_scale length_penalty repeat_penalty tfs tfs_z typical typical_p",
     ),
-    ((False,), "ignore_eos include_stop_str_in_output post_sampling_probs return_token_ids"),
-    ((False,), "return_tokens return_tokens_as_token_ids use_beam_search"),
-    (
-        (0,),
-        "dry_multiplier dynatemp_range epsilon_cutoff eta_cutoff min_keep mirostat mirostat_mode",
-    ),
-    ((0,), "n_probs penalty_alpha smoothing_factor top_a top_logprobs xtc_probability"),
-    ((1,), "best_of encoder_repetition_penalty guidance_scale length_penalty repeat_penalty"),
-    ((1,), "tfs tfs_z typical typical_p"),
     ((-1, 0), "top_n_sigma"),
-    (([],), "bad_words documents functions logits_processors tools"),
     (("none", "auto"), "function_call tool_choice"),
     (([], ["reasoning.encrypted_content"]), "include"),
     ((["text"],), "modalities"),
     ((), "previous_response_id"),
-    (("",), "suffix"),
     (("disabled",), "truncation"),
     (("medium",), "verbosity"),
 )
 NEUTRAL = {field: values for values, fields in _UNSUPPORTED for field in fields.split()}
-_INSTEAD = {  # unsupported fields -> the nearest that works
-    "best_of": "n",
-    "function_call": "tool_choice",
-    "functions": "tools",
-    "previous_response_id": "the whole conversation as input",
-    "tools": "/v1/chat/completions",
-}
 IGNORED = (  # fields that do not affect the text; the last ones are of samplers that have to be off
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention parallel_tool_calls"
     " cache_prompt priority request_id chat_id session_id id keep_alive id_slot n_keep timings_per_token mirostat_tau"
@@ -49,9 +38,9 @@ IGNORED = (  # fields that do not affect the text; the last ones are of samplers
     " dry_penalty_last_n dry_sequence_breakers"
 ).split()
 SERVER_WIDE = ("lookup", "delta", "acceptance")
-SERVED = {name: d.served for name, d in DECLARED.items() if d.served is not None}
+_SERVED = {name: d.served for name, d in DECLARED.items() if d.served is not None}
 OPTION_NAMES = {d.request or name: name for name, d in DECLARED.items() if d.request is not None}
-ALIASES = {"num_draft_tokens": "num_draft"}  # mlx-lm's names -> ours
+OPTION_NAMES["num_draft_tokens"] = "num_draft"  # mlx-lm's name
 _NEAR = 0.8  # difflib's similarity of a field that was probably meant
 _OFF = {  # option -> other servers' value for "off" or, of seeds, "a new one"; and ours
     "top_k": (-1, 0),
@@ -59,6 +48,7 @@ _OFF = {  # option -> other servers' value for "off" or, of seeds, "a new one"; 
     "repetition_penalty": (0, 1.0),
     "stop": ("", ()),
     "seed": (-1, None),
+    "max_tokens": (-1, MAX_NUMBER),
 }
 
 
@@ -69,14 +59,40 @@ def check_names(more: dict[str, Any], declared: Iterable[str]) -> None:
             near = get_close_matches(field, (*OPTION_NAMES, *declared), n=1, cutoff=_NEAR)
             hint = f"; nearest: {near[0]!r}" if near else ""
             raise InputError(f"there is no field {field[:50]!r}{hint}")
-        if field in SERVER_WIDE and value is not None:
+        if field in SERVER_WIDE:
             raise InputError(f"{field} is set for the whole server when it starts")
-        if field in NEUTRAL and value not in (None, *NEUTRAL[field]):
-            instead = f"; use {_INSTEAD[field]}" if field in _INSTEAD else ""
-            raise InputError(f"{field} is not supported{instead}")
+        if field in NEUTRAL and value not in NEUTRAL[field]:
+            raise InputError(f"{field} is not supported")
 
 
-def normalised(name: str, value: Any) -> Any:
+def with_options(defaults: Options, given: dict[str, Any], max_tokens: int) -> Options:
+    """The defaults with a request's options. Raises InputError, in the request's words, for one that is out of range or
+    above the limit for requests; of tokens it takes as many as there may be."""
+    given = {name: _normalised(name, value) for name, value in given.items()}
+    if isinstance(given.get("max_tokens"), int):
+        given["max_tokens"] = min(given["max_tokens"], max_tokens)
+    if given.keys() & {*FORMS}:  # instead of the defaults'
+        given = dict.fromkeys(FORMS) | given
+    limits = _SERVED | {"max_tokens": max_tokens}
+    for name, limit in limits.items():
+        value = given.get(name)
+        if isinstance(value, int) and value > limit:
+            raise InputError(f"{_request_name(name)} is {value}; {limit} at most")
+        if isinstance(value, (list, dict)) and len(value) > limit:
+            entries = f"has {len(value)} entries; {limit} at most"
+            raise InputError(f"{_request_name(name)} {entries}")
+    samples = given.get("num_samples", defaults.num_samples)
+    if isinstance(samples, int) and samples > 1 and given.get("temp", defaults.temp) == 0:
+        raise InputError("n above 1 needs temperature above 0")  # a request has no beams
+    try:
+        return replace(defaults, **given)
+    except OptionError as error:
+        max_value = limits.get(error.name, error.values.max_value)
+        values = replace(error.values, max_value=max_value)
+        raise OptionError(_request_name(error.name), error.value, values) from None
+
+
+def _normalised(name: str, value: Any) -> Any:
     """An option's value as `Options` takes it: JSON writes 256.0 for 256, and other servers have their own "off"."""
     if isinstance(value, float) and value.is_integer() and DECLARED[name].values.kind is int:
         value = int(value)
@@ -84,17 +100,6 @@ def normalised(name: str, value: Any) -> Any:
     return ours if value == theirs and not isinstance(value, bool) else value
 
 
-def request_name(name: str) -> str:
+def _request_name(name: str) -> str:
     """An option's name in a request."""
     return DECLARED[name].request or name
-
-
-def check_sizes(options: dict[str, Any], limits: dict[str, int]) -> None:
-    """Raise InputError if an option is above the limit for requests."""
-    for name, value in options.items():
-        limit = limits.get(name)
-        is_list = isinstance(value, (list, dict))
-        size = len(value) if is_list else value
-        if limit is not None and isinstance(size, int) and size > limit:
-            excess = f"has {size} entries" if is_list else f"is {size}"
-            raise InputError(f"{request_name(name)} {excess}; {limit} at most")

@@ -1,12 +1,29 @@
 """Whom the server answers, and how much it takes."""
 
 import hmac
+import ipaddress
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
+
+LOCAL = ("127.0.0.1", "localhost", "[::1]")  # names of this machine in a browser
+DOCKER = "host.docker.internal"  # its name in a container; nobody can register it
+
+
+def in_url(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def allowed_hosts(host: str, address: str, more: Sequence[str] = ()) -> Sequence[str]:
+    """The host names that requests may use for a server on this address. On loopback only this machine's names and
+    `more`: otherwise a foreign page could point its own name here (DNS rebinding)."""
+    if not more and not ipaddress.ip_address(address).is_loopback:
+        return ("*",)
+    names = (*LOCAL, DOCKER, host, in_url(address), *more)
+    return sorted({name.lower() for name in names})
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
@@ -14,16 +13,8 @@ from pydantic_core import from_json
 
 from common.errors import InputError
 from serving.bodies import Object
-from serving.fields import (
-    ALIASES,
-    OPTION_NAMES,
-    SERVED,
-    check_names,
-    check_sizes,
-    normalised,
-    request_name,
-)
-from speculative.options import FORMS, MAX_NUMBER, TOKENS, OptionError, Options
+from serving.fields import OPTION_NAMES, check_names, with_options
+from speculative.options import FORMS, MAX_NUMBER, TOKENS, Options
 from speculative.processors import CountPenalty
 from text.text_side import ChatTemplate, Prompt
 
@@ -66,7 +57,7 @@ class _Message(Object):
     model_config = ConfigDict(extra="allow")
     role: str
     content: Annotated[str, BeforeValidator(_joined)] = ""
-    tool_calls: list[_ToolCall] = Field(default_factory=list)
+    tool_calls: list[_ToolCall] = Field(default=[])
 
     def for_template(self, template: str) -> dict[str, Any]:
         """The message as the template gets it, in the nearest role that it knows. Raises InputError for a field that it
@@ -107,29 +98,21 @@ class _Schema(Object):
     fields: dict[str, Any] | None = Field(None, alias="schema")
 
 
-def _named(schema: Any) -> Any:
-    """OpenAI's {"name": ..., "schema": ...}, also for a schema that stands in its place."""
-    is_named = not isinstance(schema, dict) or "schema" in schema or "name" in schema
-    return schema if is_named else {"schema": schema or None}
-
-
 class _Format(_Schema):
     """OpenAI's response_format; the schema may also be beside the type, as llama.cpp has it."""
 
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: Annotated[_Schema, BeforeValidator(_named)] | None = None
+    json_schema: _Schema | None = None
 
     def schema_of_text(self) -> dict[str, Any] | None:
-        """The JSON schema of the text; None: any text. Raises InputError without the one that the type promises."""
-        schemas = [self.fields, self.json_schema.fields if self.json_schema else None]
-        given = [schema for schema in schemas if schema is not None]
-        if len(given) > 1 or (given and self.type == "text"):
-            raise InputError(f"response_format: {len(given)} schemas for the type {self.type}")
-        if self.type == "json_schema" and not given:
+        """The JSON schema of the text; None: any text. Raises InputError if that does not fit the type."""
+        named = self.json_schema.fields if self.json_schema else None
+        schema = self.fields if named is None else named
+        if schema is None and self.type == "json_schema":
             raise InputError('response_format: no schema in "json_schema": {"schema": {...}}')
-        if given:
-            return given[0]
-        return {"type": "object"} if self.type == "json_object" else None
+        if schema is not None and self.type == "text":
+            raise InputError("response_format: a schema for the type text")
+        return {"type": "object"} if schema is None and self.type == "json_object" else schema
 
 
 class _StreamOptions(Object):
@@ -145,12 +128,8 @@ class _Form(Object):
     choice: Annotated[list[str], Field(min_length=1)] | None = None
     grammar: str | None = None
 
-    @model_validator(mode="after")
-    def _one_form(self) -> "_Form":
-        given = [name.removeprefix("of_") for name in sorted(self.model_fields_set)]
-        if len(given) > 1:
-            raise ValueError(f"can have only one of {' and '.join(given)}")
-        return self
+
+_Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class Fields(Object):
@@ -158,67 +137,48 @@ class Fields(Object):
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     model: str | None = None
-    stream: bool | None = None
-    stream_options: _StreamOptions | None = None
-    origins: bool | None = None
+    stream: bool = False
+    stream_options: _StreamOptions = _StreamOptions()
+    origins: bool = False
     prediction: _Prediction | None = None
     response_format: _Format | None = None
-    structured_outputs: _Form | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    structured_outputs: _Form = _Form.model_validate({})
+    presence_penalty: _Penalty = 0.0
+    frequency_penalty: _Penalty = 0.0
     # JSON keys are strings, and PHP's empty object is []
     logit_bias: Annotated[
         dict[Annotated[int, Field(strict=False)], float] | None,
         BeforeValidator(lambda bias: None if bias == [] else bias),
     ] = None
 
-    @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
-        return bool(self.stream_options and self.stream_options.include_usage)
-
     def options(self, defaults: Options, max_tokens: int = MAX_NUMBER) -> Options:
         """The options of its rows, with `max_tokens` tokens at most. Raises InputError if they are out of range."""
-        more = {ALIASES.get(field, field): x for field, x in (self.model_extra or {}).items()}
+        more = self.model_extra or {}
         check_names(more, (*Completion.model_fields, *Chat.model_fields))
-        given = {name: more.get(field) for field, name in OPTION_NAMES.items()}
+        given = {OPTION_NAMES[field]: x for field, x in more.items() if field in OPTION_NAMES}
         given |= {name: value for name, value in self._own().items() if value is not None}
-        given = {name: normalised(name, x) for name, x in given.items() if x is not None}
-        tokens = given.get("max_tokens")
-        if isinstance(tokens, int) and not isinstance(tokens, bool):
-            given["max_tokens"] = max_tokens if tokens == -1 else min(tokens, max_tokens)
-        penalties = (self.presence_penalty or 0.0, self.frequency_penalty or 0.0)
-        if any(penalties):
-            given["processors"] = (*defaults.processors, CountPenalty(*penalties))
-        if any(name in given for name in FORMS):
-            given = dict.fromkeys(FORMS) | given
-        limits = SERVED | {"max_tokens": max_tokens}
-        check_sizes(given, limits)
-        samples = given.get("num_samples", defaults.num_samples)
-        if isinstance(samples, int) and samples > 1 and given.get("temp", defaults.temp) == 0:
-            raise InputError("n above 1 needs temperature above 0")  # a request has no beams
-        try:
-            return replace(defaults, **given)
-        except OptionError as error:
-            max_value = limits.get(error.name, error.values.max_value)
-            values = replace(error.values, max_value=max_value)
-            raise OptionError(request_name(error.name), error.value, values) from None
+        return with_options(defaults, given, max_tokens)
 
     def _own(self) -> dict[str, Any]:
         """The options that are fields of this class."""
-        reference = self.prediction.content if self.prediction else None
-        form = self.structured_outputs or _Form.model_validate({})
-        schema = form.of_json
+        own = dict[str, Any](logit_bias=self.logit_bias)
+        if self.prediction:
+            own["reference"] = self.prediction.content
+        if self.presence_penalty or self.frequency_penalty:
+            penalty = CountPenalty(self.presence_penalty, self.frequency_penalty)
+            own["processors"] = (penalty,)
+        form = self.structured_outputs
+        schema = self.response_format and self.response_format.schema_of_text()
+        given = form.model_dump(exclude_none=True, by_alias=True)
+        if schema is not None:
+            given["response_format"] = schema
+        if len(given) > 1:
+            raise InputError(f"{' and '.join(sorted(given))} cannot be used together")
         regex = form.regex
         if form.choice:
             regex = "|".join(map(re.escape, form.choice))
-        text_schema = self.response_format.schema_of_text() if self.response_format else None
-        if text_schema is not None:
-            if form.model_fields_set:
-                raise InputError("response_format cannot be used with structured_outputs")
-            schema = text_schema
-        forms = {"json_schema": schema, "regex": regex, "grammar": form.grammar}
-        return {"logit_bias": self.logit_bias, "reference": reference, **forms}
+        own["json_schema"] = form.of_json if schema is None else schema
+        return own | {"regex": regex, "grammar": form.grammar}
 
 
 class Completion(Fields):
@@ -239,7 +199,7 @@ class _Tool(Object):
     type: Literal["function"]
     name: str
     description: str | None = None
-    parameters: dict[str, Any] = Field(default_factory=dict)  # a JSON schema
+    parameters: dict[str, Any] = Field({})  # a JSON schema
     strict: bool | None = None
 
     @model_validator(mode="before")
@@ -268,12 +228,12 @@ def _schema_of_call(tools: Sequence[_Tool]) -> dict[str, Any]:
 
 class Chat(Fields):
     messages: Annotated[list[_Message], Field(min_length=1)]
-    logprobs: bool | None = None
-    top_logprobs: Any = None
+    logprobs: bool = False
+    top_logprobs: Any = 0
     max_completion_tokens: Any = None
-    tools: list[_Tool] = Field(default_factory=list)
+    tools: list[_Tool] = Field(default=[])
     tool_choice: Literal["none", "auto", "required"] | _Tool = "auto"
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: dict[str, Any] = Field(default={})
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
     continue_final_message: bool | None = None
@@ -300,18 +260,16 @@ class Chat(Fields):
         for what it cannot use."""
         source = chat.jinja if chat else ""
         template = dict(settings)
-        is_off = self.reasoning_effort == "none" or self.enable_thinking is False
-        if is_off or self.enable_thinking:
-            template["enable_thinking"] = not is_off
-        if is_off and chat and chat.thinking and not _uses(source, *_SWITCHES):
+        thinks = False if self.reasoning_effort == "none" else self.enable_thinking
+        if thinks is not None:
+            template["enable_thinking"] = thinks
+        if thinks is False and chat and chat.thinking and not _uses(source, *_SWITCHES):
             raise InputError("reasoning_effort: this model's chat template always thinks")
         given = {"reasoning_effort", "continue_final_message", "add_generation_prompt"}
         template |= self.model_dump(include=given, exclude_none=True)
         if self.callable_tools and _uses(source, "tools"):
-            functions = [
-                tool.model_dump(exclude={"type"}, exclude_none=True) for tool in self.tools
-            ]
-            template["tools"] = [{"type": "function", "function": each} for each in functions]
+            functions = self.model_dump(include={"tools"}, exclude_none=True)["tools"]
+            template["tools"] = [{"type": each.pop("type"), "function": each} for each in functions]
         for name in self.chat_template_kwargs.keys() - {*_SWITCHES, *_LANGUAGES}:
             if not _uses(source, name):
                 raise InputError(f"chat_template_kwargs: the template has no use for {name[:50]!r}")
@@ -319,10 +277,11 @@ class Chat(Fields):
         return Prompt(messages, template_kwargs=template | self.chat_template_kwargs)
 
     def _own(self) -> dict[str, Any]:
-        if self.top_logprobs not in (None, 0) and not self.logprobs:
+        own = super()._own() | {"max_tokens": self.max_completion_tokens}
+        if self.logprobs:
+            own["logprobs"] = self.top_logprobs
+        elif self.top_logprobs != 0:
             raise InputError("top_logprobs needs logprobs: true")
-        best = self.top_logprobs or 0 if self.logprobs else None
-        own = super()._own() | {"logprobs": best, "max_tokens": self.max_completion_tokens}
         own |= {ours: self.chat_template_kwargs.get(name) for name, ours in _LANGUAGES.items()}
         if self.callable_tools:  # response_format is for texts
             own |= dict.fromkeys(FORMS) | {"json_schema": _schema_of_call(self.callable_tools)}
@@ -366,8 +325,8 @@ class ResponseRequest(Chat):
     ]
     max_completion_tokens: Any = Field(None, alias="max_output_tokens")
     instructions: str | None = None
-    text: _Text = Field(default_factory=_Text)
-    reasoning: _Reasoning = Field(default_factory=_Reasoning)
+    text: _Text = _Text()
+    reasoning: _Reasoning = _Reasoning()
     n: Literal[1] = 1
     logprobs: Literal[False] = False
     origins: Literal[False] = False

@@ -13,22 +13,22 @@ from typing import Annotated, Any, NamedTuple
 
 from anyio import CapacityLimiter, Semaphore, from_thread, to_thread
 from langcodes import Language
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import UploadFile
+from starlette.datastructures import ImmutableMultiDict, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from common.errors import InputError
 from documents.apart import read_apart
 from documents.document import Document, joined
 from documents.translator import Aligners, Translation, Translator
-from serving.bodies import read_json
+from serving.bodies import Object, read_json, validated
 from serving.engine import Engine, Refused
 from serving.gate import Gate, Limits
 from serving.transport import BODY_SECONDS, MAX_BODY, RowStep, form_of, read_body, working
-from speculative.tasks import Ended
 from text.detection import Detector
 from text.languages import short, tag_of
 
@@ -43,17 +43,34 @@ _STORED = 32  # documents
 STORED_SECONDS = 600  # for which a translation waits for its client
 _STORED_SIZE = 10  # times the largest upload: of all of them
 
-Parse = Callable[[bytes], Document]
 Step = RowStep | Translation  # a sentence that has grown, or all of it
 Texts = Annotated[
     list[str], Field(min_length=1), BeforeValidator(lambda q: [q] if isinstance(q, str) else q)
 ]
 
 
+class Asked(Object):
+    """The fields of a request. Those that are not declared have no effect."""
+
+    model_config = ConfigDict(extra="ignore", arbitrary_types_allowed=True)
+
+
+class Upload(Asked):
+    file: UploadFile
+    filename: str | None = None
+
+
 class Started(NamedTuple):
     steps: AsyncGenerator[Step]
     source: str  # language
     certainty: float  # of that; 0: it is only the model's default
+
+    async def data(self) -> bytes:
+        """The bytes of the translation."""
+        async for step in self.steps:
+            last = step
+        assert isinstance(last, Translation)
+        return last.data
 
 
 @dataclass
@@ -90,46 +107,53 @@ class Translations:
         is_told = not languages or languages.reads or "source" in languages.source
         self._is_told_source = is_told or text.translation is not None
         self._detector = Detector(self.sources)
-        codes = dict.fromkeys([*self.sources, *self.targets])
+        codes = (*self.sources, *self.targets)
         self.names = {code: Language.get(code).display_name() for code in codes}
         # One document is read at a time, and few are translated.
         self._reading, self._places = CapacityLimiter(1), Semaphore(self.engine.batch_size)
         self._stored = dict[str, StoredDocument]()
         self._aligners: Aligners = {}
 
-    async def fields(
-        self, request: Request, scheme: str = "Bearer", is_file: bool = False
-    ) -> dict[str, Any]:
-        """A request's parameters, in JSON or in a form and the address: a list of those that come more than once. The key
-        is checked as soon as it may be known: it may be one of them."""
+    def route(
+        self, path: str, answer: Callable, kind: type[Asked], scheme: str = "Bearer", **options: Any
+    ) -> Route:
+        """The route of a function that makes a body, or a response, of a request and its fields. scheme: of the header that
+        has the key"""
+
+        async def endpoint(request: Request) -> Response:
+            fields = await self._fields(request, scheme, issubclass(kind, Upload))
+            body = await answer(request, validated(fields, kind))
+            return body if isinstance(body, Response) else JSONResponse(body)
+
+        return Route(path, endpoint, **options)
+
+    async def _fields(self, request: Request, scheme: str, is_file: bool) -> dict[str, Any]:
+        """A request's fields, in the address and in JSON or a form. The key is checked as soon as it may be known:
+        LibreTranslate's may be one of them."""
         self.gate.check_origin(request)
-        in_address = request.query_params
-        fields: Any
+        in_address = _values(request.query_params)
 
         def check(fields: Mapping[str, Any]) -> None:
-            key = fields.get("api_key") or in_address.get("api_key", "")
-            self.gate.authorize(request, scheme, key, 403)
+            self.gate.authorize(request, scheme, fields.get("api_key", ""), 403)
 
+        async def check_beginning(body: bytes) -> None:
+            check(in_address | _values(await form_of(request, body)))
+
+        if scheme != "Bearer":
+            check({})
         if request.headers.get("content-type", "").lower().startswith("application/json"):
             fields = read_json(await read_body(request))
             if not isinstance(fields, dict):
                 raise InputError("the body is not a JSON object")
         else:
-
-            async def check_beginning(body: bytes) -> None:
-                check(await form_of(request, body))
-
             limits: tuple[int, float] = (MAX_BODY, BODY_SECONDS)
             if is_file:
                 limits = (self.limits.upload, self.limits.upload_seconds)
-            form = await form_of(request, await read_body(request, *limits, check_beginning))
-            others = [(n, x) for n, x in in_address.multi_items() if n not in form]
-            values = defaultdict[str, list](list)
-            for name, value in [*form.multi_items(), *others]:
-                values[name].append(value)
-            fields = {name: each if len(each) > 1 else each[0] for name, each in values.items()}
+            body = await read_body(request, *limits, check_beginning)
+            fields = _values(await form_of(request, body))
+        fields = in_address | fields
         check(fields)
-        return {name: value for name, value in fields.items() if value is not None}
+        return fields
 
     def detect(self, text: str) -> tuple[str, float]:
         """The code of a text's language, and how sure that is. InputError if it cannot be told here."""
@@ -140,11 +164,30 @@ class Translations:
     ) -> Started:
         """Begin to translate a document. source: None or "auto": as detected. InputError for a language that the model
         lacks. The steps raise Refused if too many texts wait, and HTTPException if one fails."""
-        code, certainty = source or "auto", 1.0
-        if code.lower() == "auto":
-            code, certainty = await run_in_threadpool(self._source_of, document)
-        translator = await run_in_threadpool(self._translator, code, target, options)
-        return Started(self._steps(translator, document), code, certainty)
+        return await run_in_threadpool(self._start, document, source or "auto", target, options)
+
+    def _start(
+        self, document: Document, source: str, target: str, options: dict[str, Any]
+    ) -> Started:
+        certainty = 1.0
+        if source.lower() == "auto":
+            source, certainty = self._source_of(document)
+        source_lang, target_lang = (_ALIASES.get(code.lower(), code) for code in (source, target))
+        if tag_of(source_lang) and short(source_lang) == short(target_lang):
+            return Started(_unchanged(document), source, certainty)
+        translator = Translator(
+            self.engine.decoder,
+            replace(
+                self.engine.options,
+                source_lang=source_lang if self._is_told_source else None,
+                target_lang=target_lang,
+                **options,
+            ),
+            assumed_source=source_lang,
+            aligners=self._aligners,  # a few texts do not tell how attention is to be read
+            max_prompt_tokens=self.limits.prompt_tokens,
+        )
+        return Started(self._steps(translator, document), source, certainty)
 
     def _source_of(self, document: Document) -> tuple[str, float]:
         texts = (passage.text for passage in document.passages[:_DETECTED])
@@ -154,85 +197,54 @@ class Translations:
         source_lang, _ = decoder.text.default_languages(decoder.model.prefix([]))
         return _shown(source_lang or "en"), 0.0
 
-    def _translator(self, source: str, target: str, options: dict[str, Any]) -> Translator | None:
-        """None: both are the same language."""
-        source, target = (_ALIASES.get(name.lower(), name) for name in (source, target))
-        if tag_of(source) and short(source) == short(target):
-            return None
-        told = source if self._is_told_source else None
-        settings = replace(self.engine.options, source_lang=told, target_lang=target, **options)
-        return Translator(
-            self.engine.decoder,
-            settings,
-            assumed_source=source,
-            aligners=self._aligners,  # a few texts do not tell how attention is to be read
-            max_prompt_tokens=self.limits.prompt_tokens,
-        )
-
-    async def _steps(
-        self, translator: Translator | None, document: Document
-    ) -> AsyncGenerator[Step]:
-        if translator is None:
-            texts = [None] * len(document.passages)
-            written = await run_in_threadpool(document.write, texts)
-            yield Translation(written.data, [], written.notes)
-            return
+    async def _steps(self, translator: Translator, document: Document) -> AsyncGenerator[Step]:
         task = translator.steps(document)
         async with aclosing(working(self.engine, task, is_begun=False)) as steps:
             async for step in steps:
-                if isinstance(step, Ended):
-                    yield step.result
-                    continue
-                if step.now.finish_reason:
+                if isinstance(step, RowStep) and step.now.finish_reason:
                     translator.finish(step.row)
                 yield step
 
-    async def store(
-        self, fields: dict[str, Any], source: str | None, target: str
-    ) -> StoredDocument:
+    async def store(self, upload: Upload, source: str | None, target: str) -> StoredDocument:
         """Begin to translate an uploaded document. InputError if it is none; Refused if there are too many."""
-        file = fields.get("file")
-        if not isinstance(file, UploadFile):
-            raise InputError("the field file, with the document, is missing")
-        path = Path(str(fields.get("filename") or file.filename))
-        data = await file.read()
-        self._make_room(len(data))
+        path = Path(upload.filename or upload.file.filename or "")
+        data = await upload.file.read()
         document = await to_thread.run_sync(
             read_apart, path, data, self._check, limiter=self._reading
         )
         started = await self.start(document, source, target)
         self._make_room(len(data))
-        characters = sum(len(passage.text) for passage in document.passages)
-        task = asyncio.create_task(self._translated(started.steps))
+
+        async def translated() -> bytes:
+            async with self._places:
+                return await started.data()
+
+        def expire(task: asyncio.Task) -> None:
+            if not task.cancelled():
+                task.exception()  # asyncio logs those that nobody asks for
+            asyncio.get_running_loop().call_later(STORED_SECONDS, self._stored.pop, key, None)
+
         key = secrets.token_urlsafe() + path.suffix.lower()
-        stored = self._stored[key] = StoredDocument(key, characters, len(data), task)
-        task.add_done_callback(lambda _: self._expire(stored))
-        return stored
+        characters = sum(len(passage.text) for passage in document.passages)
+        task = asyncio.create_task(translated())
+        task.add_done_callback(expire)
+        self._stored[key] = StoredDocument(key, characters, len(data), task)
+        return self._stored[key]
 
     def _make_room(self, size: int) -> None:
         """Drop translations that were fetched, the first ones first, for one more document. Refused if that is not enough."""
-        fetched = [each for each in self._stored.values() if each.is_fetched]
-        size += sum(each.size for each in self._stored.values())
-        while len(self._stored) >= _STORED or size > _STORED_SIZE * self.limits.upload:
+        stored = self._stored
+        fetched = [key for key, each in stored.items() if each.is_fetched]
+        most = _STORED_SIZE * self.limits.upload - size
+        while len(stored) >= _STORED or sum(each.size for each in stored.values()) > most:
             if not fetched:
                 raise Refused("too many documents wait to be fetched; try again later")
-            oldest = fetched.pop(0)
-            size -= oldest.size
-            del self._stored[oldest.key]
+            del stored[fetched.pop(0)]
 
     def _check(self) -> None:
         """Give a document up once its client has gone or the engine is closed."""
         from_thread.check_cancelled()
         self.engine.check()
-
-    async def _translated(self, steps: AsyncGenerator[Step]) -> bytes:
-        async with self._places:
-            return await last_of(steps)
-
-    def _expire(self, stored: StoredDocument) -> None:
-        if not stored.task.cancelled():
-            stored.task.exception()  # asyncio logs those that nobody asks for
-        asyncio.get_running_loop().call_later(STORED_SECONDS, self._stored.pop, stored.key, None)
 
     def stored(self, key: str) -> StoredDocument:
         """The document of this key. HTTPException if there is none any more."""
@@ -241,15 +253,13 @@ class Translations:
         return self._stored[key]
 
 
-async def last_of(steps: AsyncGenerator[Step]) -> bytes:
-    """The bytes of the translation that ends these steps."""
-    async for step in steps:
-        last = step
-    assert isinstance(last, Translation)
-    return last.data
+async def _unchanged(document: Document) -> AsyncGenerator[Step]:
+    """A translation into the same language."""
+    written = await run_in_threadpool(document.write, [None] * len(document.passages))
+    yield Translation(written.data, [], written.notes)
 
 
-async def document_of(texts: Sequence[str], parse: Parse) -> Document:
+async def document_of(texts: Sequence[str], parse: Callable[[bytes], Document]) -> Document:
     """One document of several texts. It is written as a JSON list of them."""
     documents = await run_in_threadpool(lambda: [parse(text.encode()) for text in texts])
 
@@ -257,6 +267,14 @@ async def document_of(texts: Sequence[str], parse: Parse) -> Document:
         return json.dumps([data.decode() for data in written]).encode()
 
     return replace(joined(documents, assemble), strict=True)  # a lost placeholder breaks a program
+
+
+def _values(form: ImmutableMultiDict) -> dict[str, Any]:
+    """The values of a form's fields: a list of those that come more than once."""
+    values = defaultdict[str, list](list)
+    for name, value in form.multi_items():
+        values[name].append(value)
+    return {name: each if len(each) > 1 else each[0] for name, each in values.items()}
 
 
 def _shown(code: str) -> str:

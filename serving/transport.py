@@ -17,32 +17,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 
 from common.errors import InputError
-from serving.engine import (
-    CANCELLED,
-    LOST,
-    REFUSED,
-    RETRY_AFTER,
-    START,
-    Engine,
-    Job,
-    Progress,
-    Refused,
-)
-from speculative.row import FAILED, Row
+from serving.engine import FAILURES, START, Engine, Job, Progress
+from speculative.row import Row
 from speculative.tasks import Ended, Task, resume
 
 MAX_BODY = 1 << 20  # bytes of a body, unless it is a file
 BODY_SECONDS = 30.0  # in which a body must arrive
 BEGINNING = 1 << 16  # bytes of a form that are read before the key in it is checked
 ERRORS = (HTTPException, InputError)  # that a client is told of
-_FAILURES: dict[str | None, Callable[[], Exception]] = {  # finish reasons -> what to raise
-    FAILED: partial(
-        InputError, "the text's form became too complex, or the model's vocabulary cannot write it"
-    ),
-    LOST: partial(HTTPException, 500, "decoding failed; the server's log says why", RETRY_AFTER),
-    REFUSED: Refused,
-    CANCELLED: Refused,
-}
 _LIBRETRANSLATE = "translate translate_file download_file detect languages frontend suggest".split()
 
 
@@ -170,8 +152,9 @@ async def steps_of(
             event.clear()
             for job, before in [*jobs.items()]:
                 now = job.progress
-                if now.finish_reason in _FAILURES:
-                    raise _FAILURES[now.finish_reason]()
+                if now.finish_reason in FAILURES:
+                    kind, *arguments = FAILURES[now.finish_reason]
+                    raise kind(*arguments)
                 jobs[job] = now
                 if now.finish_reason:
                     del jobs[job]
@@ -182,7 +165,7 @@ async def steps_of(
 
 
 async def working(engine: Engine, task: Task, is_begun: bool) -> AsyncGenerator[Any]:
-    """Decode what a task needs. Yields as `steps_of`, and at last an `Ended`. is_begun: it has its place already, so that
+    """Decode what a task needs. Yields as `steps_of`, and at last the result. is_begun: it has its place already, so that
     its rows are taken in any case; those of a task that has none yet are refused if too many wait."""
     with closing(task):
         work = await run_in_threadpool(resume, task)
@@ -196,7 +179,7 @@ async def working(engine: Engine, task: Task, is_begun: bool) -> AsyncGenerator[
                         is_begun = True
                         yield step
             work = await run_in_threadpool(resume, task, result)
-        yield work
+        yield work.result
 
 
 async def stream_of(

@@ -11,7 +11,7 @@ from helpers.serving import alone, mixed
 
 from decoder import Batch, Options
 from serving.bodies import parse
-from serving.engine import CANCELLED, LOST, REFUSED, Engine, Job, Refused
+from serving.engine import CANCELLED, LOST, Engine, Job, Refused
 from serving.requests import Completion
 from speculative.row import Row
 from speculative.sampling import RowSeeds
@@ -110,7 +110,7 @@ def test_the_end_refuses_what_waits_and_finishes_what_runs_or_not(decoder, end, 
     running.at = lambda: running.closed or getattr(running, end)()
     running.run()
     first, second, waiting = ended(jobs)
-    assert second[1] == of_what_runs and waiting == ("", REFUSED)
+    assert second[1] == of_what_runs and waiting == ("", CANCELLED)
     assert end == "abort" or first == second == (ANSWER, "stop")
     with pytest.raises(Refused, match="shutting down"):
         running.put(*rows(decoder))

@@ -70,7 +70,7 @@ VALUES = {
     "top_p": [1e-9],
 }
 OTHERS = """enable_thinking continue_final_message add_generation_prompt instructions max_completion_tokens max_output_tokens max_tokens
-    model origins repetition_context_size stream top_k"""
+    model num_draft_tokens origins repetition_context_size stream top_k"""
 VALUES |= {field: [] for field in OTHERS.split()}
 
 
@@ -107,11 +107,11 @@ def test_a_request_changes_nothing_beside_it(api, field):
         number = len(beside) % len(normal)
         fields = REQUESTS[kind] | {"temperature": number} | {field: value}
         try:
-            odd = api._rows(parse(json.dumps(fields).encode(), kind))
+            odd = api._writer(parse(json.dumps(fields).encode(), kind)).rows
         except InputError as error:
             assert "\n" not in str(error)
             continue
-        (row,) = api._rows(parse(json.dumps(normal[number]).encode(), Completion))
+        (row,) = api._writer(parse(json.dumps(normal[number]).encode(), Completion)).rows
         beside.append((row, texts[number]))
         engine.submit([row, *odd[:3]], lambda: None)
     engine._decode(engine, engine.batch_size)  # raises what a step raises

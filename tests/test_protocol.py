@@ -1,6 +1,7 @@
 """OpenAI's JSON: what its fields mean here, that nothing is passed over in silence, and that no body, however it is
 made, raises anything but an InputError."""
 
+import asyncio
 import itertools
 import json
 from collections import Counter
@@ -66,10 +67,6 @@ def options_of(fields, kind=Completion, defaults=Options()) -> Options:  # noqa:
             {"response_format": {"type": "json_schema", "schema": {"a": 1}}},
             {"json_schema": {"a": 1}},
         ),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"a": 1}}},
-            {"json_schema": {"a": 1}},
-        ),
         ({"structured_outputs": {"json": "{}"}}, {"json_schema": "{}"}),
         ({"structured_outputs": {"regex": "a+", "json": None}}, {"regex": "a+"}),
         ({"structured_outputs": {"choice": ["ä", '"']}}, {"regex": 'ä|"'}),
@@ -103,13 +100,13 @@ def test_what_is_not_said_is_the_servers():
     [
         ({"response_format": {"type": "json_schema"}}, "no schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "no schema"),
-        ({"response_format": {"type": "text", "schema": {}}}, "1 schemas for the type text"),
+        ({"response_format": {"type": "text", "schema": {}}}, "a schema for the type text"),
         ({"response_format": {"type": "text", "schma": {}}}, "no field 'response_format.schma'"),
         ({"stream_options": {"include_usge": True}}, "no field 'stream_options.include_usge'"),
         ({"prediction": {"type": "content", "content": "x", "n": 1}}, "no field 'prediction.n'"),
         ({"temprature": 1}, "no field 'temprature'; nearest: 'temperature'"),
         ({"adapters": "x"}, "no field 'adapters'$"),
-        ({"functions": [{"name": "f"}]}, "functions is not supported; use tools"),
+        ({"functions": [{"name": "f"}]}, "functions is not supported$"),
         (
             {"tools": [TOOL], "tool_choice": "requird"},
             "^tool_choice is not none, auto, required, or",
@@ -122,12 +119,12 @@ def test_what_is_not_said_is_the_servers():
         ({"verbosity": "low"}, "verbosity is not supported"),
         (
             {"structured_outputs": {"choice": ["a"], "grammar": "start: "}},
-            "^structured_outputs can have only one of choice and grammar$",
+            "^choice and grammar cannot be used together$",
         ),
-        ({"structured_outputs": {"choice": ["a"], "regex": "b"}}, "one of choice and regex"),
+        ({"structured_outputs": {"choice": ["a"], "regex": "b"}}, "choice and regex cannot"),
         (
             {"structured_outputs": {"regex": "b"}, "response_format": {"type": "json_object"}},
-            "^response_format cannot be used with structured_outputs$",
+            "^regex and response_format cannot be used together$",
         ),
     ],
 )
@@ -399,18 +396,25 @@ def test_a_chats_answers():
 
 
 def test_a_chats_stream():
-    stream = {"stream": True, "stream_options": {"include_usage": True}}
     (row,) = of_rows = rows(1)
-    written = writer(stream, of_rows, Chat)
-    first, *_ = written.begin()
+    written = writer({"stream": True, "stream_options": {"include_usage": True}}, of_rows, Chat)
+
+    async def steps():
+        yield RowStep(row, START, HALF)
+        yield RowStep(row, HALF, END)
+
+    async def events():
+        return [event async for event in written.events(steps())]
+
+    first, *chunks, last, done = asyncio.run(events())
+    first, *chunks, last = [json.loads(event[6:]) for event in (first, *chunks, last)]
     assert first["object"] == "chat.completion.chunk" and first["usage"] is None
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    steps = [RowStep(row, START, HALF), RowStep(row, HALF, END)]
-    deltas = [chunk["choices"][0] for step in steps for chunk in written.chunks(step)]
-    assert [choice["delta"] for choice in deltas] == [{"content": " one"}, {"content": " two"}]
-    assert [choice["finish_reason"] for choice in deltas] == [None, "stop"]
-    (last,) = written.end()
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [choice["delta"] for choice in choices] == [{"content": " one"}, {"content": " two"}]
+    assert [choice["finish_reason"] for choice in choices] == [None, "stop"]
     assert last["choices"] == [] and last["usage"]["completion_tokens"] == 3
+    assert done == "data: [DONE]\n\n"
 
 
 def test_a_prompt_is_counted_once():

@@ -253,7 +253,7 @@ def test_every_spelling_of_loopback_has_the_host_check(host):
     hosts = serve.allowed_hosts(host, address)
     assert "*" not in hosts and {"localhost", serve.in_url(address)} <= {*hosts}
     assert serve.allowed_hosts("0.0.0.0", "0.0.0.0") == ("*",)
-    assert {"a.example", "b"} <= {*serve.allowed_hosts(host, address, "A.example, b")}
+    assert {"a.example", "b"} <= {*serve.allowed_hosts(host, address, ["A.example", "b"])}
 
 
 def test_a_key_is_asked_for(demo_folders):

@@ -1,0 +1,282 @@
+"""LibreTranslate's routes (https://docs.libretranslate.com/api) and DeepL's, of version 2
+(https://developers.deepl.com/api-reference)."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from common.errors import InputError
+from documents import FORMATS, html, plain
+from serving.translation import Asked, Step, Texts, Translations, Upload, document_of
+from serving.transport import (
+    ERRORS,
+    MAX_BODY,
+    RowStep,
+    event_of,
+    failure_of,
+    stream_of,
+    while_there,
+)
+from speculative.row import Row
+
+Code = Annotated[str, Field(min_length=1)]
+Tags = Annotated[
+    list[str], BeforeValidator(lambda tags: tags.split(",") if isinstance(tags, str) else tags)
+]
+# They would change a text.
+_REFUSED = "glossary_id glossary_ids custom_instructions style_id translation_memory_id output_format".split()
+
+
+class _Pair(Asked):
+    source: Code
+    target: Code
+
+
+class _PairFile(_Pair, Upload):
+    pass
+
+
+class _Detect(Asked):
+    q: str
+
+
+class _Translate(_Pair):
+    q: Texts
+    as_sent: Any = Field(validation_alias="q")
+    format: Literal["text", "html"] = "text"
+    alternatives: Annotated[int, Field(strict=False, ge=0, le=10)] = 0
+    stream: Annotated[bool, Field(strict=False)] = False
+
+
+@dataclass
+class LibreTranslate:
+    """Answers LibreTranslate's requests."""
+
+    translations: Translations
+
+    def routes(self) -> list[Route]:
+        post = partial(self.translations.route, methods=["POST"])
+        return [
+            post("/translate", self.translate, _Translate),
+            post("/translate_file", self.translate_file, _PairFile),
+            post("/detect", self.detect, _Detect),
+            post("/suggest", self.suggest, Asked),
+            Route("/download_file/{key}", self.download_file),
+            Route("/languages", self.languages),
+            Route("/frontend/settings", self.settings),
+        ]
+
+    async def translate(self, request: Request, asked: _Translate) -> Any:
+        if not asked.as_sent:
+            raise InputError("q is empty")
+        document = await document_of(asked.q, html.parse if asked.format == "html" else plain.parse)
+        started = await self.translations.start(document, asked.source, asked.target)
+
+        def answer(texts: Sequence[str], **more: Sequence[Any]) -> dict[str, Any]:
+            body = {"translatedText": texts, **more}
+            if asked.source.lower() == "auto":
+                detected = _detected(started.source, started.certainty)
+                body["detectedLanguage"] = [detected] * len(texts)
+            is_list = isinstance(asked.as_sent, list)
+            return body if is_list else {name: each[0] for name, each in body.items()}
+
+        async with while_there(request):
+            if asked.stream:
+                return await stream_of(request, started.steps, partial(_events, answer=answer))
+            texts = json.loads(await started.data())
+            if not asked.alternatives:
+                return answer(texts)
+            others = [dict.fromkeys([text]) for text in texts]
+            for seed in range(asked.alternatives if asked.format == "text" else 0):
+                sampling = dict(seed=seed, temp=1.0, top_p=0.9)
+                sample = await self.translations.start(
+                    document, started.source, asked.target, **sampling
+                )
+                for seen, text in zip(others, json.loads(await sample.data()), strict=True):
+                    seen[text] = None
+            return answer(texts, alternatives=[[*seen][1:] for seen in others])
+
+    async def translate_file(self, request: Request, asked: _PairFile) -> Any:
+        async with while_there(request):
+            stored = await self.translations.store(asked, asked.source, asked.target)
+            await stored.task
+        return {"translatedFileUrl": f"{request.base_url}download_file/{stored.key}"}
+
+    async def download_file(self, request: Request) -> Response:
+        return await self.translations.stored(request.path_params["key"]).download()
+
+    async def detect(self, request: Request, asked: _Detect) -> Any:
+        return [_detected(*await run_in_threadpool(self.translations.detect, asked.q))]
+
+    async def suggest(self, request: Request, asked: Asked) -> Any:
+        return {"success": True}
+
+    async def languages(self, request: Request) -> Response:
+        targets = dict.fromkeys(self.translations.sources, self.translations.targets)
+        names = self.translations.names
+        return JSONResponse([self._named(code, targets=targets.get(code, [])) for code in names])
+
+    async def settings(self, request: Request) -> Response:
+        source = self.translations.sources[0]
+        target = next((code for code in self.translations.targets if code != source), source)
+        needs_key = self.translations.gate.api_key is not None
+        settings = {
+            "charLimit": MAX_BODY // 4,
+            "frontendTimeout": 500,  # milliseconds
+            "apiKeys": needs_key,
+            "keyRequired": needs_key,
+            "suggestions": False,
+            "filesTranslation": True,
+            "supportedFilesFormat": [*FORMATS],
+            "language": {"source": self._named(source), "target": self._named(target)},
+        }
+        return JSONResponse(settings)
+
+    def _named(self, code: str, **more: Any) -> dict[str, Any]:
+        return {"code": code, "name": self.translations.names[code], **more}
+
+
+def _detected(code: str, certainty: float) -> dict[str, Any]:
+    return {"confidence": round(100 * certainty, 1), "language": code}
+
+
+async def _events(
+    steps: AsyncIterator[Step], answer: Callable[..., dict[str, Any]]
+) -> AsyncIterator[str]:
+    """What each sentence has gained, and at last the whole answer."""
+    numbers = dict[Row, int]()
+    async for step in steps:
+        if not isinstance(step, RowStep):
+            yield event_of(answer(json.loads(step.data)))
+            continue
+        event = {
+            "sentence": numbers.setdefault(step.row, len(numbers)),
+            "source": step.row.prompt_text,
+            "text": "".join(step.row.texts[step.new]),
+            "finish_reason": step.now.finish_reason,
+        }
+        yield event_of(event | step.drafts())
+
+
+class _Request(Asked):
+    type: str = "source"  # of languages
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_refused(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        for name in _REFUSED:
+            if fields.get(name):
+                raise InputError(f"{name} is not supported")
+        return fields
+
+
+class _Target(_Request):
+    target_lang: Annotated[str, Field(min_length=1)]
+    source_lang: str | None = None
+    formality: Literal["default", "prefer_more", "prefer_less"] = "default"
+
+
+class _TargetFile(_Target, Upload):
+    pass
+
+
+class _Texts(_Target):
+    text: Texts
+    tag_handling: Literal["html", "xml", ""] = ""
+    splitting_tags: Tags = Field(default=[])
+    non_splitting_tags: Tags = Field(default=[])
+    outline_detection: Annotated[bool, Field(strict=False)] = True
+    ignore_tags: Tags = Field(default=[])
+
+
+@dataclass
+class DeepL:
+    """Answers DeepL's requests."""
+
+    translations: Translations
+    characters: int = 0  # that it has translated
+
+    def routes(self) -> list[Route]:
+        route = partial(self.translations.route, scheme="DeepL-Auth-Key")
+        either = partial(route, kind=_Request, methods=["GET", "POST"])
+        return [
+            route("/translate", self.translate, _Texts, methods=["POST"]),
+            route("/document", self.document, _TargetFile, methods=["POST"]),
+            either("/document/{key}", self.status),
+            either("/document/{key}/result", self.result),
+            either("/languages", self.languages),
+            either("/glossary-language-pairs", self.glossaries),
+            either("/usage", self.usage),
+        ]
+
+    async def translate(self, request: Request, asked: _Texts) -> Any:
+        parse = plain.parse
+        if asked.tag_handling == "html":
+            parse = partial(html.parse, stays=asked.ignore_tags)
+        elif asked.tag_handling == "xml":
+            parse = partial(
+                html.parse_xml,
+                splits=asked.splitting_tags,
+                inline=asked.non_splitting_tags,
+                stays=asked.ignore_tags,
+                is_outlined=asked.outline_detection,
+            )
+        document = await document_of(asked.text, parse)
+        started = await self.translations.start(document, asked.source_lang, asked.target_lang)
+        async with while_there(request):
+            texts = json.loads(await started.data())
+        self.characters += sum(map(len, asked.text))
+        source = started.source.partition("-")[0].upper()
+        translations = [
+            {"detected_source_language": source, "text": new, "billed_characters": len(old)}
+            for old, new in zip(asked.text, texts, strict=True)
+        ]
+        return {"translations": translations}
+
+    async def languages(self, request: Request, asked: _Request) -> Any:
+        translations = self.translations
+        codes = translations.targets if asked.type == "target" else translations.sources
+        more = {"supports_formality": False}
+        return [
+            {"language": code.upper(), "name": translations.names[code], **more} for code in codes
+        ]
+
+    async def glossaries(self, request: Request, asked: _Request) -> Any:
+        return {"supported_languages": []}
+
+    async def usage(self, request: Request, asked: _Request) -> Any:
+        return {"character_count": self.characters, "character_limit": 10**12}
+
+    async def document(self, request: Request, asked: _TargetFile) -> Any:
+        stored = await self.translations.store(asked, asked.source_lang, asked.target_lang)
+        self.characters += stored.characters
+        return {"document_id": stored.key, "document_key": stored.key}
+
+    async def status(self, request: Request, asked: _Request) -> Any:
+        stored = self.translations.stored(request.path_params["key"])
+        await asyncio.wait([stored.task], timeout=5)  # seconds
+        body: dict[str, Any] = {"document_id": stored.key, "status": "translating"}
+        if stored.task.done():
+            body |= {"status": "done", "billed_characters": stored.characters}
+            try:
+                stored.task.result()
+            except ERRORS as failure:
+                body |= {"status": "error", "error_message": failure_of(failure)[1]}
+                stored.is_fetched = True
+        return body
+
+    async def result(self, request: Request, asked: _Request) -> Response:
+        stored = self.translations.stored(request.path_params["key"])
+        if not stored.task.done():
+            raise HTTPException(503, "the document is not translated yet")
+        return await stored.download()
