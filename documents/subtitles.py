@@ -4,7 +4,6 @@ A sentence may run over cues: its translation is spread over their lines again.
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -61,8 +60,10 @@ def _parse(
     found = [*read(source, lambda line, reason: notes.append(f"line {line}: {reason}"))]
     if not found:
         raise InputError(notes[0] if notes else "no cues with times")
-    edges = re.compile(rf"(?:{tag.pattern.replace('?P<', '?P<x')})+")
-    bare = [replace(cue, lines=_bare_lines(source, cue, tag, edges)) for cue in found]
+    bare = (
+        replace(cue, lines=[span for line in cue.lines for span in _bare(source, line, tag)])
+        for cue in found
+    )
     shown = [cue for cue in bare if cue.lines]
     passages = _passages(source, shown, 1 if cue_by_cue else _MAX_CUES)
     paragraphs = [each for passage in passages for each in _without_tags(passage, tag)]
@@ -70,15 +71,24 @@ def _parse(
     return in_markup(data, lambda _: paragraphs, markup, below=below, notes=notes)
 
 
+def _split(pattern: re.Pattern, text: str) -> Iterator[tuple[Span, re.Match | None]]:
+    """The tags of a text, and the parts between them, for which there is None."""
+    at = 0
+    for tag in pattern.finditer(text):
+        yield (at, tag.start()), None
+        yield tag.span(), tag
+        at = tag.end()
+    yield (at, len(text)), None
+
+
 def _without_tags(passage: Passage, pattern: re.Pattern) -> Iterator[Paragraph]:
     """The passage with its tags as marks, if it has words."""
     here = Inline(passage.text, passage.breaks, drops=True)
-    at = 0
-    for tag in pattern.finditer(passage.text):
-        here.add(Event("text", at, tag.start(), passage.text[at : tag.start()]))
-        at = tag.end()
-        here.add(Event(_kind(tag), *tag.span(), name=_name(tag), mark="look"))
-    here.add(Event("text", at, len(passage.text), passage.text[at:]))
+    for (start, stop), tag in _split(pattern, passage.text):
+        if tag:
+            here.add(Event(_kind(tag), start, stop, name=_name(tag), mark="look"))
+        else:
+            here.add(Event("text", start, stop, passage.text[start:stop]))
     here.finish()
     yield from (replace(e, spans=passage.spans, cues=passage.cues) for e in here.paragraphs)
 
@@ -94,13 +104,12 @@ def _kind(tag: re.Match) -> str:
 
 
 def _items(pattern: re.Pattern, raw: str) -> Iterator[Item]:
-    at = 0
-    for tag in pattern.finditer(raw):
-        yield Item("text", at, tag.start(), raw[at : tag.start()])
-        at = tag.end()
-        kind = _kind(tag).replace("anchor", "kept")
-        yield Item(kind, tag.start(), at, tag[0], _name(tag), "look")
-    yield Item("text", at, len(raw), raw[at:])
+    for (start, stop), tag in _split(pattern, raw):
+        if tag:
+            kind = _kind(tag).replace("anchor", "kept")
+            yield Item(kind, start, stop, tag[0], _name(tag), "look")
+        else:
+            yield Item("text", start, stop, raw[start:stop])
 
 
 def _fit(pattern: re.Pattern, passage: Passage, text: str) -> list[str]:
@@ -124,27 +133,20 @@ def _fit(pattern: re.Pattern, passage: Passage, text: str) -> list[str]:
 
 def _with_tags(lines: Sequence[str], pattern: re.Pattern, text: str) -> list[str]:
     """The lines of a text with its tags again: closing ones behind a character, others before one."""
-    before = dict[int, str]()  # tags, by how many characters besides space are before them
-    behind = dict[int, str]()
-    size = at = 0
-    for tag in pattern.finditer(text):
-        size += len("".join(text[at : tag.start()].split()))
-        at = tag.end()
-        side = behind if _kind(tag) == "close" and size else before
-        side[size] = side.get(size, "") + tag[0]
-    new = list[str]()
-    size = 0
-    for line in lines:
-        parts = list[str]()
-        for character in line:
-            if not character.isspace():
-                parts.append(before.pop(size, ""))
-                size += 1
-            parts.append(character)
-            if not character.isspace():
-                parts.append(behind.pop(size, ""))
-        new.append("".join(parts))
-    new[-1] += "".join(before.values())
+    characters = list[str]()  # besides space, with their tags
+    before = ""
+    for span, tag in _split(pattern, text):
+        if not tag:
+            for character in "".join(text[slice(*span)].split()):
+                characters.append(before + character)
+                before = ""
+        elif _kind(tag) == "close" and characters and not before:
+            characters[-1] += tag[0]
+        else:
+            before += tag[0]
+    rest = iter(characters)
+    new = ["".join(c if c.isspace() else next(rest, c) for c in line) for line in lines]
+    new[-1] += before
     return new
 
 
@@ -180,17 +182,12 @@ def _passages(source: str, shown: Sequence[Cue], max_cues: int) -> Iterator[Pass
     numbers = list[int]()  # of each span's cue
     for number, cue in enumerate(shown):
         for i, unit in enumerate(_units(source, cue.lines)):
-            goes_on = (
-                i == 0
-                and number > 0
-                and len({*numbers}) < max_cues
-                and _go_on(source, shown[number - 1], cue)
-            )
-            if spans and not goes_on:
+            is_new = i > 0 or len({*numbers}) >= max_cues
+            if spans and (is_new or not _go_on(source, shown[number - 1], cue)):
                 yield replace(passage(source, spans), cues=tuple(numbers))
-                spans, numbers = list[Span](), list[int]()
-            unit = [_without_speaker(source, *unit[0]), *unit[1:]]
-            spans += unit
+                spans = []
+                numbers = []
+            spans += [_without_speaker(source, *unit[0]), *unit[1:]]
             numbers += [number] * len(unit)
     if spans:
         yield replace(passage(source, spans), cues=tuple(numbers))
@@ -230,22 +227,16 @@ def _units(source: str, lines: Iterable[Span]) -> Iterator[list[Span]]:
     yield unit
 
 
-def _bare_lines(source: str, cue: Cue, tag: re.Pattern, edges: re.Pattern) -> list[Span]:
-    return [span for line in cue.lines for span in _bare(source, *line, tag, edges)]
-
-
-def _bare(source: str, start: int, stop: int, tag: re.Pattern, edges: re.Pattern) -> list[Span]:
+def _bare(source: str, line: Span, tag: re.Pattern) -> list[Span]:
     """The line without tags around it; nothing if nothing is left."""
-    begin, end = start, stop
-    tags = edges.match(source, start, stop)
-    if tags:
-        begin = tags.end()
-    for tags in edges.finditer(source, begin, stop):
-        if tags.end() == stop:
+    start, stop = begin, end = line
+    for tags in re.compile(f"(?:{tag.pattern})+").finditer(source, start, stop):
+        if tags.start() == start:
+            begin = tags.end()
+        elif tags.end() == stop:
             end = tags.start()
-    inner = tag.finditer(source, begin, end)
-    is_even = Counter(map(_kind, inner))
+    kinds = [*map(_kind, tag.finditer(source, begin, end))]
     bare = [span for span in lines_of(source, begin, end) if span[0] < span[1]]
-    if bare and is_even["open"] != is_even["close"]:
+    if bare and kinds.count("open") != kinds.count("close"):
         return [*lines_of(source, start, stop)]
     return bare

@@ -21,8 +21,6 @@ Span = tuple[int, int]
 Pair = tuple[str, str]  # a prompt and its text
 Reading = tuple[int, int]  # a decoder layer; 0: when it writes a token, 1: when it reads it
 
-_TRIAL = 100  # texts that choose the reading
-_AGAIN = 4  # calls of the model after these, of which one chooses again
 _FADE = 0.97  # of what a text says, for each later one: 140 lines of rubbish count as 33
 _FEW = 16  # texts that choose it well enough
 _TOGETHER = 8  # texts in a call
@@ -110,8 +108,7 @@ def _punctuation(text: str) -> int:
 
 
 class Aligner:
-    """Aligns prompts with their texts. Keep one for a run: its first hundred texts say how to read the model, and later some
-    of the others, before which earlier ones fade."""
+    """Aligns prompts with their texts. Keep one for a run: its texts say how to read the model; earlier ones fade."""
 
     def __init__(self, decoder: Any, options: Options):
         self._model = decoder.model
@@ -120,8 +117,7 @@ class Aligner:
         self._framed = decoder.text.prompt_format().prompt
         layers = range(len(self._model.decoder.layers))
         self.agreement = dict.fromkeys(product(layers, (0, 1)), 0.0)  # words, by reading
-        self._texts = 0
-        self._calls = 0  # of the model
+        self._texts = 0  # that were read
 
     @classmethod
     def of(cls, decoder: Any, options: Options) -> "Aligner | None":
@@ -142,20 +138,14 @@ class Aligner:
         results = dict[int, dict[Reading, Alignment]]()
         for first in range(0, len(order), _TOGETHER):
             some = order[first : first + _TOGETHER]
-            is_trial = self._texts < _TRIAL or self._calls % _AGAIN == 0
-            self._calls += 1
-            readings = [*self.agreement] if is_trial else [self.reading]
-            results |= zip(some, self.read([every[i] for i in some], readings), strict=True)
-            if is_trial:
-                self._texts += len(some)
-                for i, reading in product(some, readings):
-                    faded = _FADE * self.agreement[reading]
-                    self.agreement[reading] = faded + results[i][reading].agreement
+            results |= zip(some, self.read([every[i] for i in some]), strict=True)
+        for result in results.values():
+            for reading, alignment in result.items():
+                self.agreement[reading] = _FADE * self.agreement[reading] + alignment.agreement
+        self._texts += len(every)
         return [results[i][self.reading] for i in range(len(pairs))]
 
-    def read(
-        self, pairs: Sequence[Pair], readings: Sequence[Reading]
-    ) -> Iterator[dict[Reading, Alignment]]:
+    def read(self, pairs: Sequence[Pair]) -> Iterator[dict[Reading, Alignment]]:
         """The alignment of each pair by each reading, in one call of the model."""
         config = self._model.config
         encoded = [
@@ -167,7 +157,7 @@ class Aligner:
         prompts = [each.tokens[: config.max_prompt_tokens] for each in encoded]
         rows = [[*a, *b.ids][: config.max_positions] for a, b in zip(prefixes, texts, strict=True)]
         tokens, _ = padded(rows, config.pad_token_id)
-        layers = dict.fromkeys(layer for layer, _ in readings)
+        layers = dict.fromkeys(layer for layer, _ in self.agreement)
         _, scores = self._model.attention(prompts, mx.array(tokens), layers)
         means = {layer: mx.softmax(x, axis=-1).mean(axis=1) for layer, x in scores.items()}
         mx.eval(means)
@@ -179,7 +169,7 @@ class Aligner:
             lines = _shares(texts[b].offsets, text_words)
             lines /= np.maximum(lines.sum(axis=0), _TINY)  # the mean of a word's pieces
             alignments = {}
-            for layer, step in readings:
+            for layer, step in self.agreement:
                 first = len(prefixes[b]) - 1 + step
                 x = attention[layer][b, first : first + len(lines), : len(columns)]
                 x = lines[: len(x)].T @ x @ columns
