@@ -22,6 +22,7 @@ class Event(NamedTuple):
     name:   of what is opened or closed
     mark:   the kind of mark that is opened
     run:    that a text is in; before: the one in which it begins; after: the one in which it ends
+    raw:    what is written; empty: as in the source
     """
 
     kind: str
@@ -33,14 +34,7 @@ class Event(NamedTuple):
     run: Run | None = None
     before: Run | None = None
     after: Run | None = None
-
-    @property
-    def is_mark(self) -> bool:
-        return self.kind != "text"
-
-    @property
-    def is_line_break(self) -> bool:
-        return self.kind == "break" and self.words == " "
+    raw: str = ""
 
 
 class Inline:
@@ -63,7 +57,7 @@ class Inline:
     def finish(self) -> None:
         """Complete the paragraphs. A line break within a sentence is an anchor; others end a paragraph."""
         events = self._events
-        breaks = [number for number, event in enumerate(events) if event.is_line_break]
+        breaks = [i for i, each in enumerate(events) if each.kind == "break" and each.words == " "]
         paragraph = list[Event]()
         last_words = ""
         for start, stop in pairwise([-1, *breaks, len(events)]):
@@ -82,7 +76,7 @@ class Inline:
     def _complete(self, events: Sequence[Event]) -> None:
         if not self._drops:
             events = _trimmed(events)
-        if sum(event.is_mark for event in events) > MAX_MARKS:
+        if sum(event.kind != "text" for event in events) > MAX_MARKS:
             events = [event for event in events if event.kind in ("text", "hole")]
         if any(event.kind == "text" and event.words.strip() for event in events):
             self.paragraphs.append(
@@ -130,7 +124,8 @@ class _Builder:
         self._places = [min(place, len(self._text)) for place in places]  # of events in the text
 
     def paragraph(self, breaks: Sequence[int], drops: bool) -> Paragraph:
-        first, last = self._events[0], self._events[-1]
+        first = self._events[0]
+        last = self._events[-1]
         usual = self._usual_runs()
         marks = [*self._marks(usual), *self._runs(usual)]
         if len(marks) > MAX_MARKS:
@@ -170,7 +165,7 @@ class _Builder:
                 has_space = text.endswith(" ")
 
     def _lines(self, breaks: Sequence[int]) -> Iterator[int]:
-        """Where lines begin in the text."""
+        """The places in the text where lines begin."""
         starts = [event.start for event in self._events]
         for cut in breaks:
             number = bisect_right(starts, cut) - 1
@@ -208,7 +203,8 @@ class _Builder:
         runs = [(i, event.run, self._links[i]) for i, event in enumerate(self._events) if event.run]
         for (look, link), group in groupby(runs, lambda each: (each[1].look, each[2])):
             numbers, some, _ = zip(*group, strict=True)
-            first, last = numbers[0], numbers[-1]
+            first = numbers[0]
+            last = numbers[-1]
             span = self._places[first], self._places[last + 1]
             if look != usual[link].look and self._text[slice(*span)].strip():
                 source_span = self._events[first].start, self._events[last].stop
@@ -225,7 +221,8 @@ class _Builder:
                 closed.add(last)
                 span = self._places[first], self._places[last]
                 source_span = event.start, self._events[last].stop
-                opens, closes = self._raw(first, first), self._raw(last, last)
+                opens = self._raw(first, first)
+                closes = self._raw(last, last)
                 yield Mark(span, source_span, opens, closes, event.mark, usual.get(first))
             elif event.mark == "range":
                 yield self._anchor(first, first)
@@ -250,8 +247,9 @@ class _Builder:
     def _raw(self, first: int, last: int) -> str:
         """The source from one event to another, with all of the runs that it begins and ends in."""
         events = self._events[first : last + 1]
-        before, after = events[0].before, events[-1].after
-        raw = self._source[events[0].start : events[-1].stop]
+        before = events[0].before
+        after = events[-1].after
+        raw = events[-1].raw or self._source[events[0].start : events[-1].stop]
         if any(event.kind == "hole" for event in events):
             raw = HOLE
         if before:

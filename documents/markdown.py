@@ -2,7 +2,6 @@
 footnotes, definitions and math. Code, HTML, links' targets and tables stay."""
 
 import re
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -47,7 +46,7 @@ def parse(data: bytes) -> Document:
     paragraphs = [
         paragraph
         for each in _passages(source, parser, names)
-        for paragraph in _paragraphs(_labelled(each, parser, names), parser, names)
+        for paragraph in _paragraphs(each, parser, names)
     ]
     markup = Markup(_written, partial(_items, parser, names), _fit, _escaped)
     return in_markup(data, lambda _: paragraphs, markup)
@@ -115,52 +114,41 @@ def _located(text: str, parser: Any, names: dict[str, Any]) -> list[tuple[Any, S
     return found
 
 
-def _labelled(passage: Passage, parser: Any, names: dict[str, Any]) -> Passage:
-    """The passage with a label behind each link whose words are its label: they are translated."""
-    text = passage.text
-    opened = list[int]()
-    parts = list[str]()
-    breaks = [*passage.breaks]
-    end = 0
-    for token, (start, stop) in _located(text, parser, names):
-        if token.type == "link_open":
-            opened.append(stop)
-        elif token.type == "link_close" and text[start:stop] in ("]", "][]"):
-            label = f"][{text[opened.pop() : start]}]"
-            parts += [text[end:start], label]
-            end = stop
-            for i in range(bisect_left(passage.breaks, stop), len(breaks)):
-                breaks[i] += len(label) - (stop - start)
-        elif token.type == "link_close":
-            opened.pop()
-    return replace(passage, text="".join([*parts, text[end:]]), breaks=tuple(breaks))
-
-
 def _paragraphs(passage: Passage, parser: Any, names: dict[str, Any]) -> Iterator[Paragraph]:
     """The passage without its markup, if it has words."""
-    here = Inline(passage.text, passage.breaks, drops=True)
+    text = passage.text
+    here = Inline(text, passage.breaks, drops=True)
+    opened = list[int]()  # where links' words begin
     at = 0
-    for token, span in _located(passage.text, parser, names):
-        here.add(_event(token, passage.text[slice(*span)], span))
-        at = span[1]
-    if at < len(passage.text):
-        here.add(Event("text", at, len(passage.text), passage.text[at:]))
+    for token, (start, stop) in _located(text, parser, names):
+        event = _event(token, start, stop, text[start:stop])
+        if event.mark == "link" and event.kind == "open":
+            opened.append(stop)
+        elif event.mark == "link" and event.kind == "close":
+            label = text[opened.pop() : start]
+            if text[start:stop] in ("]", "][]"):  # the words are the label, and are translated
+                event = event._replace(raw=f"][{label}]")
+        here.add(event)
+        at = stop
+    if at < len(text):
+        here.add(Event("text", at, len(text), text[at:]))
     here.finish()
     yield from (replace(each, spans=passage.spans) for each in here.paragraphs)
 
 
-def _event(token: Any, raw: str, span: Span) -> Event:
+def _event(token: Any, start: int, stop: int, raw: str) -> Event:
     name, _, edge = token.type.rpartition("_")
-    place = Event("anchor", *span)
+    place = Event("anchor", start, stop)
     tag = _TAG.match(raw) if token.type == "html_inline" else None
     if tag and tag[2].lower() not in VOID:
-        return place._replace(kind="close" if tag[1] else "open", name=tag[2], mark="look")
+        kind = {"": "open", "/": "close"}[tag[1]]
+        return place._replace(kind=kind, name=tag[2], mark="look")
     if token.type in ("code_inline", "math_inline"):
         return place._replace(words=STAND_IN)
     if token.type in ("html_inline", "image", "footnote_ref"):
         return place
     if edge in ("open", "close") and token.markup != "autolink":
-        return place._replace(kind=edge, name=name, mark="link" if name == "link" else "look")
+        return place._replace(kind=edge, name=name, mark={"link": "link"}.get(name, "look"))
     return place._replace(kind="text", words=raw)
 
 

@@ -53,8 +53,8 @@ class Mark:
     def holds(self, other: "Mark") -> bool:
         if self.is_anchor or self.kind == "run" or self is other:
             return False
-        (start, stop), (begin, end) = self.source_span, other.source_span
-        return start <= begin and end <= stop
+        start, stop = self.source_span
+        return start <= other.source_span[0] and other.source_span[1] <= stop
 
     def is_apart_from(self, other: "Mark") -> bool:
         """Whether the two may not be in each other if they were not in the source."""
@@ -132,17 +132,17 @@ def placed(paragraph: Paragraph, text: str, targets: Sequence[Target]) -> list[S
     for i in sorted(numbers, key=lambda i: (marks[i].is_anchor, not sure[i], i)):
         if marks[i].kind == "run":
             continue
-        low, high = 0, len(text)
+        around = (0, len(text))
         others = list[int]()
         for j in done:
             if not marks[j].holds(marks[i]):
                 others.append(j)
             elif spans[j][0] < spans[j][1] or not marks[j].may_be_plain:
-                low, high = spans[j]
-        span = _clamped(spans[i], low, high)
+                around = spans[j]
+        span = _clamped(spans[i], around)
         for j in others:
             span = _beside(marks[i], span, marks[j], spans[j])
-        spans[i] = _clamped(span, low, high)
+        spans[i] = _clamped(span, around)
         done.append(i)
     if paragraph.drops:
         for i in numbers:
@@ -160,15 +160,17 @@ def _wanted(paragraph: Paragraph, mark: Mark, span: Span, is_sure: bool, text: s
     return begin, end
 
 
-def _clamped(span: Span, low: int, high: int) -> Span:
+def _clamped(span: Span, around: Span) -> Span:
     begin, end = span
+    low, high = around
     return max(low, min(begin, high)), min(high, max(end, low))
 
 
 def _beside(mark: Mark, span: Span, other: Mark, other_span: Span) -> Span:
     """A mark's span outside of another mark that it was before or behind, if it is empty or both are links and the like;
     otherwise cut where they cross."""
-    (begin, end), (low, high) = span, other_span
+    begin, end = span
+    low, high = other_span
     if begin == end:
         if low < begin < high and mark.source_span[1] <= other.source_span[0]:
             return low, low
@@ -188,13 +190,14 @@ def _beside(mark: Mark, span: Span, other: Mark, other_span: Span) -> Span:
 def _bare(text: str, begin: int, end: int) -> Span:
     """A span without the space at its edges, and without punctuation that a letter stands beside: there, Markdown's marks
     would be none."""
-    while begin < end and (
-        text[end - 1].isspace() or (text[end : end + 1].isalnum() and not text[end - 1].isalnum())
-    ):
+
+    def is_bare(inner: int, outer: int) -> bool:
+        is_letter = text[inner].isalnum()
+        return not text[inner].isspace() and (is_letter or not text[outer : outer + 1].isalnum())
+
+    while begin < end and not is_bare(end - 1, end):
         end -= 1
-    while begin < end and (
-        text[begin].isspace() or (text[begin - 1 : begin].isalnum() and not text[begin].isalnum())
-    ):
+    while begin < end and not is_bare(begin, begin - 1):
         begin += 1
     return begin, end
 
@@ -252,7 +255,7 @@ class Writer:
         return "".join([*parts, self._between(end, len(self._text)), after]).split(HOLE)
 
     def own_words(self) -> list[str]:
-        """What is added to the text: the words of links for which it has none."""
+        """The words of links for which the text has none, which are added to it."""
         empty = [mark for mark, (begin, end) in self._marks if begin == end]
         return [*filter(None, map(self._own_words, empty))]
 
@@ -279,32 +282,30 @@ class Writer:
 
     def _place(self, mark: Mark, at: int) -> tuple[int, ...]:
         """The order of a mark without words: in the one that it is in in the source, if that begins or ends here."""
-        order = at, 1, 0, 0
-        for number, (around, (begin, end)) in enumerate(self._marks):
+        for number, (around, (begin, end)) in reversed([*enumerate(self._marks)]):
             if begin == end or not around.holds(mark):
                 continue
             if at == begin:
-                order = begin, 2, -end, number
-            elif at == end:
-                order = end, 0, -begin, -number
-            else:
-                order = at, 1, 0, 0
-        return order
+                return begin, 2, -end, number
+            if at == end:
+                return end, 0, -begin, -number
+            break
+        return at, 1, 0, 0
 
     def _without_words(self, mark: Mark, at: int) -> tuple[str, str]:
         """The markup before and behind what a mark holds, where its words are not."""
-        opens, closes = mark.opens, mark.closes
+        run = self._paragraph.run
         words = self._own_words(mark)
-        is_anchor = mark.is_anchor and self._paragraph.shown(mark) != ""
-        if is_anchor and mark.kind == "break":
+        is_shown = mark.is_anchor and self._paragraph.shown(mark) != ""
+        if is_shown and mark.kind == "break":
             return "", ""
-        if words or is_anchor:
-            run = self._paragraph.run
-            if self._text[at - 1 : at].isalnum():
-                opens = self._in_run(" ", run) + opens
-            if self._text[at : at + 1].isalnum():
-                closes += self._in_run(" ", run)
-        return opens + self._in_run(words, mark.run or self._paragraph.run), closes
+        opens = mark.opens + self._in_run(words, mark.run or run)
+        closes = mark.closes
+        if (words or is_shown) and self._text[at - 1 : at].isalnum():
+            opens = self._in_run(" ", run) + opens
+        if (words or is_shown) and self._text[at : at + 1].isalnum():
+            closes += self._in_run(" ", run)
+        return opens, closes
 
     def _between(self, start: int, stop: int) -> str:
         groups = groupby(range(start, stop), self._runs.__getitem__)

@@ -1,7 +1,7 @@
 """Tags of HTML and XML, with their places in the source."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import unescape
 from types import MappingProxyType
@@ -9,6 +9,7 @@ from typing import NamedTuple
 from xml.parsers import expat
 
 from common.errors import InputError
+from documents.check import Item
 
 # As HTML's standard reads them: quotes count behind an equals sign. Not by html.parser, which takes quadratic time.
 _TAG = re.compile(
@@ -85,6 +86,32 @@ def ends_of(tokens: Sequence[Token]) -> dict[int, int]:
     return ends
 
 
+def items(
+    is_xml: bool, roles: Mapping[str, str], hidden: Collection[str], raw: str, shown: str = ""
+) -> Iterator[Item]:
+    """The parts of some markup, for the check. roles: of elements that have another one than "element"; hidden: those that
+    are left out; shown: the one whose text a reader sees; empty: each"""
+    tokens = [*html_tokens(raw, is_xml)]
+    ends = ends_of(tokens)
+    after = 0
+    opened = ""
+    for number, token in enumerate(tokens):
+        if number < after:
+            continue
+        part = raw[token.start : token.stop]
+        role = roles.get(token.name, "element")
+        kind = {"empty": "kept", "other": "kept"}.get(token.kind, token.kind)
+        if token.name in hidden:
+            after = ends.get(number, number) + 1
+        elif role == "run":
+            yield Item("run", token.start, token.stop, part)
+        elif kind == "text" and opened.endswith(shown):
+            yield Item("text", token.start, token.stop, unescape(part))
+        elif kind != "text":
+            yield Item(kind, token.start, token.stop, part, token.name, role)
+        opened = token.name
+
+
 @dataclass(slots=True)
 class Element:
     """An element of XML, and where it and its content are in the source. name: its namespace, a space and the local name"""
@@ -107,7 +134,7 @@ class Element:
 
 
 def xml_tree(source: str) -> Element:
-    """What is around the root of some XML. InputError if it is not well-formed, or has a document type and with it entities."""
+    """Some XML; its root is the only child. InputError if it is not well-formed, or has a document type and with it entities."""
     parser = expat.ParserCreate("us-ascii", " ")
     opened = [Element("", _NONE, 0, 0)]
     shift = len(source) - len(source.lstrip("\ufeff"))

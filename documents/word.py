@@ -2,8 +2,8 @@
 
 import re
 from bisect import bisect_right
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import unescape
@@ -11,12 +11,12 @@ from itertools import groupby
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from documents.check import STAND_IN, Item
+from documents.check import STAND_IN
 from documents.document import Document, as_text
 from documents.inline import Event, Inline
 from documents.markup import Markup, in_archive, in_markup
 from documents.paragraph import Paragraph, Run
-from documents.tags import Element, ends_of, html_tokens, xml_tree
+from documents.tags import Element, items, xml_tree
 
 _PARTS = re.compile(r".*\.(?:main|header|footer|footnotes|endnotes)\+xml")  # content types
 _UNSEEN = re.compile(  # in a look
@@ -28,10 +28,16 @@ _STAYS = {"del": "", "moveFrom": "", "oMath": STAND_IN, "oMathPara": STAND_IN}
 _SHOWN = {"noBreakHyphen": "-", "br": " ", "cr": " ", "tab": " "}
 _RANGE = re.compile(r"((?:comment|bookmark)\w*?)(Start|End)")
 _PROPERTIES = re.compile(r"(?:p|r|sdt|smartTag|customXml)\w*Pr")  # of the element that they are in
-_PROSE = re.compile(r"\s*(?:HYPERLINK|TOC|FORMTEXT)\b")  # fields whose results are translated
+_PROSE = {"HYPERLINK": "link", "TOC": "range", "FORMTEXT": "range"}  # fields that are translated
 _CODE = re.compile(  # styles
     r"(?i)(?:source|html)?[ -]?code(?:char|block)?|verbatim(?:char)?|(?:html)?preformatted(?:text)?"
 )
+_UNTRANSLATED = {  # in which files, and how often in these
+    "comment": (r"word/comments\.xml", rb":comment "),
+    "chart": (r"word/charts/chart\d*\.xml", rb"\A"),
+    "diagram": (r"word/diagrams/data\d*\.xml", rb"\A"),
+    "alternative text": (r"word/document\.xml", rb' descr="[^"]'),
+}
 
 
 def parse(data: bytes) -> Document:
@@ -47,35 +53,16 @@ def _parts(files: Mapping[str, bytes]) -> set[str]:
 
 def _part(xml: bytes, _: str) -> Document:
     reader = _Reader(as_text(xml))
-    markup = Markup(partial(_written, reader.prefix), partial(_items, reader.prefix.lower()))
-    return in_markup(xml, lambda _: reader.paragraphs, markup)
+    run, text, look, ruby = (f"{reader.prefix.lower()}{name}" for name in ("r", "t", "rpr", "ruby"))
+    roles = {run: "run", text: "run"}  # may be split and joined
+    parts = partial(items, True, roles, (look, ruby), shown=text)
+    return in_markup(
+        xml, lambda _: reader.paragraphs, Markup(partial(_written, reader.prefix), parts)
+    )
 
 
 def _written(prefix: str, _: Paragraph, words: str) -> str:
     return f'<{prefix}t xml:space="preserve">{escape(words)}</{prefix}t>'
-
-
-def _items(prefix: str, raw: str) -> Iterator[Item]:
-    """Runs may be split and joined."""
-    tokens = [*html_tokens(raw, is_xml=True)]
-    ends = ends_of(tokens)
-    after = 0
-    is_shown = False
-    for number, token in enumerate(tokens):
-        if number < after:
-            continue
-        name = token.name.removeprefix(prefix)
-        part = raw[token.start : token.stop]
-        kind = {"empty": "kept"}.get(token.kind, token.kind)
-        if name in ("rpr", "ruby"):
-            after = ends.get(number, number) + 1
-        elif name in ("r", "t"):
-            yield Item("run", token.start, token.stop, part)
-        elif kind in ("open", "close", "kept"):
-            yield Item(kind, token.start, token.stop, part, token.name)
-        elif kind == "text" and is_shown:
-            yield Item("text", token.start, token.stop, unescape(part))
-        is_shown = name == "t" and kind == "open"
 
 
 @dataclass
@@ -89,11 +76,13 @@ class _Field:
 
     @property
     def is_prose(self) -> bool:
-        return self.has_result and bool(_PROSE.match(self.code))
+        return self.has_result and _mark_of(self.code) != ""
 
-    @property
-    def mark(self) -> str:
-        return "link" if self.code.strip().startswith("HYPERLINK") else "range"
+
+def _mark_of(code: str) -> str:
+    """The kind of mark that a field with this code is; none if it is not translated."""
+    name, *_ = [*code.split(), ""]
+    return _PROSE.get(name, "")
 
 
 class _Reader:
@@ -126,7 +115,7 @@ class _Reader:
             return
         here = Inline(self.source)
         for field in self.fields:  # the rest of those that began in another paragraph
-            field.place = Event("", element.inner, element.inner)
+            field.place = Event("anchor", element.inner, element.inner)
         self._read_all(here, element.children)
         here.finish()
         self.paragraphs += here.paragraphs
@@ -150,19 +139,20 @@ class _Reader:
                 if element.name == "r":
                     self._read_run(here, element)
                 elif not _PROPERTIES.fullmatch(element.name):
-                    self._read(here, element, Event("", element.start, element.stop))
+                    self._read(here, element, Event("anchor", element.start, element.stop))
 
     def _read_run(self, here: Inline, element: Element) -> None:
         """Read a run, as if each thing in it had one of its own."""
-        parts = element.children
-        head, look = element.inner, ""
-        if parts and parts[0].name == "rPr":
-            head, look = parts[0].stop, self.source[parts[0].inner : parts[0].end]
-            parts = parts[1:]
-        head = self.source[element.start : head]
+        parts = [child for child in element.children if child.name != "rPr"]
+        head = self.source[element.start : element.inner]
+        look = ""
+        if parts != element.children:
+            properties = element.children[0]
+            head = self.source[element.start : properties.stop]
+            look = self.source[properties.inner : properties.end]
         run = Run(head, f"</{self.prefix}r>", _UNSEEN.sub("", look))
         for part in parts:
-            place = Event("", part.start, part.stop, before=run, after=run)
+            place = Event("anchor", part.start, part.stop, before=run, after=run)
             if part is parts[0]:
                 place = place._replace(start=element.start, before=None)
             if part is parts[-1]:
@@ -183,37 +173,36 @@ class _Reader:
             of = f"{edge[1]} {attribute(element, 'id')}"
             here.add(place._replace(kind=kind, name=of, mark="range"))
         elif name in ("t", "ruby"):
-            self._read_text(here, element, place._replace(run=run))
+            here.add(self._text(element, place, run))
         elif name in _SHOWN:
             here.add(place._replace(kind="break", words=_SHOWN[name]))
         elif self._has(element, "p") and name not in _WRAPPERS:
             here.add(place._replace(kind="hole"))
             self.read(element)
-        elif not run and self._is_around(element):
+        elif not run and self._mark(element):
             self._read_element(here, element)
+        elif name == "fldSimple" and self._has(element, "t"):
+            here.add(place._replace(words=STAND_IN))
         elif name != "softHyphen":
-            words = _STAYS.get(name.rpartition(" ")[2], "")
-            if name == "fldSimple" and self._has(element, "t"):
-                words = STAND_IN
-            here.add(place._replace(kind="anchor", words=words))
+            here.add(place._replace(words=_STAYS.get(name.rpartition(" ")[2], "")))
 
-    def _is_around(self, element: Element) -> bool:
-        """Whether an element's words are the paragraph's."""
-        if element.name.rpartition(" ")[2] in _STAYS:
-            return False
+    def _mark(self, element: Element) -> str:
+        """The kind of mark of an element whose words are the paragraph's; none for others."""
         if element.name == "fldSimple":
-            return bool(_PROSE.match(attribute(element, "instr")))
-        return element.name in _WRAPPERS or self._has(element, "r")
+            return _mark_of(attribute(element, "instr"))
+        is_around = element.name in _WRAPPERS or self._has(element, "r")
+        if not is_around or element.name.rpartition(" ")[2] in _STAYS:
+            return ""
+        return _MARKS.get(element.name, "element")
 
-    def _read_text(self, here: Inline, element: Element, place: Event) -> None:
-        """Read a text, without the reading of its signs."""
+    def _text(self, element: Element, place: Event, run: Run | None) -> Event:
+        """A text, without the reading of its signs."""
         base = [each for each in element.iter() if each.name == "rubyBase"] or [element]
         texts = [each for each in base[0].iter() if each.name == "t"]
         raw = "".join(self.source[each.inner : each.end] for each in texts)
         if "<" in raw:  # a comment or the like
-            here.add(place._replace(kind="anchor", words=STAND_IN, run=None))
-        else:
-            here.add(place._replace(kind="text", words=unescape(raw)))
+            return place._replace(words=STAND_IN)
+        return place._replace(kind="text", words=unescape(raw), run=run)
 
     def _read_element(self, here: Inline, element: Element) -> None:
         begin = element.inner
@@ -221,12 +210,10 @@ class _Reader:
             if not _PROPERTIES.fullmatch(child.name):
                 break
             begin = child.stop
-        mark = _MARKS.get(element.name, "element")
-        if element.name == "fldSimple":
-            mark = _Field(Event("", 0, 0), attribute(element, "instr")).mark
-        here.add(Event("open", element.start, begin, name=element.name, mark=mark))
+        name = element.name
+        here.add(Event("open", element.start, begin, name=name, mark=self._mark(element)))
         self._read_all(here, element.children)
-        here.add(Event("close", element.end, element.stop, name=element.name))
+        here.add(Event("close", element.end, element.stop, name=name))
 
     def _read_field(self, here: Inline, element: Element, place: Event) -> None:
         """Read a field's begin, its code, where its result begins, or its end."""
@@ -236,20 +223,19 @@ class _Reader:
         if not self.fields:
             return
         field = self.fields[-1]
+        field.has_result = field.has_result or kind == "separate"
         if element.name == "instrText":
             field.code += self.source[element.inner : element.end]
-        field.has_result = field.has_result or kind == "separate"
-        if kind == "end":
+        elif kind == "end":
             self.fields.pop()
         if kind not in ("separate", "end") or not self._is_shown():
             return
         name = f"field {field.place.start}"
         whole = field.place._replace(stop=place.stop, after=place.after)
         if not field.is_prose:
-            words = STAND_IN if field.has_text else ""
-            here.add(whole._replace(kind="anchor", words=words))
+            here.add(whole._replace(words=STAND_IN if field.has_text else ""))
         elif kind == "separate":
-            here.add(whole._replace(kind="open", name=name, mark=field.mark))
+            here.add(whole._replace(kind="open", name=name, mark=_mark_of(field.code)))
         else:
             here.add(place._replace(kind="close", name=name))
 
@@ -268,13 +254,10 @@ def attribute(element: Element, name: str) -> str:
 
 def _untranslated(files: Mapping[str, bytes]) -> str:
     """A note of what stays in a file beside its text."""
-    counts = Counter[str]()
-    for name, content in files.items():
-        if name.startswith("word/comments.") and name.endswith(".xml"):
-            counts["comment"] += content.count(b":comment ")
-        counts["chart"] += bool(re.fullmatch(r"word/charts/chart\d*\.xml", name))
-        counts["diagram"] += bool(re.fullmatch(r"word/diagrams/data\d*\.xml", name))
-        if name == "word/document.xml":
-            counts["alternative text"] += len(re.findall(rb' descr="[^"]', content))
-    shown = [f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items() if n]
+    shown = list[str]()
+    for what, (path, found) in _UNTRANSLATED.items():
+        contents = (content for name, content in files.items() if re.fullmatch(path, name))
+        count = sum(len(re.findall(found, content)) for content in contents)
+        if count:
+            shown.append(f"{count} {what}{'s' if count > 1 else ''}")
     return f"not translated: {', '.join(shown)}" if shown else ""
