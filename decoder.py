@@ -19,8 +19,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
-from numbers import Integral
-from operator import attrgetter
 from secrets import randbits
 from typing import Any
 
@@ -34,7 +32,7 @@ from families.causal import DecoderOnly
 from families.loading import load as load  # for users, as Stats below
 from families.ram import available, wired_memory
 from speculative.beams import BeamBatch
-from speculative.cached_model import AheadModel
+from speculative.cached_model import CachedModel
 from speculative.draft import Step
 from speculative.draft_vocabulary import DraftVocabulary
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
@@ -42,7 +40,7 @@ from speculative.driver import Driver, Prompts
 from speculative.forms import FormDrafter
 from speculative.lookup import REFERENCE
 from speculative.model import Model
-from speculative.options import FORMS, Options
+from speculative.options import COUNT, FORMS, SIZE, OptionError, Options
 from speculative.prefill import PrefixCache
 from speculative.row import Response, Row, respond
 from speculative.row import Stats as Stats
@@ -61,16 +59,10 @@ from transformer import EncoderDecoder
 Content = str | Sequence[Mapping[str, Any]] | Sequence[int] | Prompt
 BATCH_SIZE = 8
 _WINDOW = 32  # how many batches of prompts are sorted by length together
-# The options that change what `auto` learns
-_schedule_key = attrgetter(
-    *("acceptance", "delta", "temp", "top_k", "top_p", "min_p"),
-    *("repetition_penalty", "no_repeat_ngram_size"),
-)
 
 
 class Batch:
-    """Rows decoded together, one step at a time: tokens in, tokens out. speculative/driver.py times the steps, and
-    admits rows."""
+    """Rows decoded together, one step at a time: tokens in, tokens out. speculative/driver.py drives it."""
 
     def __init__(
         self,
@@ -81,8 +73,8 @@ class Batch:
         prefix_cache: PrefixCache | None = None,
     ):
         ranks = model.ranks or ALONE
-        self.target = AheadModel(model, ranks.share, prefix_cache)
-        self.broadcast = ranks.broadcast if model.ranks else np.array  # to the host
+        self.target = CachedModel(model, ranks.share, prefix_cache)
+        self.broadcast = ranks.broadcast  # to the host
         self.drafter = drafter
         drafter.follow(self.target)
         self.schedule = schedule
@@ -90,8 +82,7 @@ class Batch:
         self._options = options
 
     def step(self) -> Step:
-        """Draft, verify, accept, keep (Leviathan et al. 2023, arXiv 2211.17192, algorithm 1), for all rows
-        at once. Every unfinished row gains at least one token."""
+        """Draft, verify, accept, keep (Leviathan et al. 2023, arXiv 2211.17192, algorithm 1), for all rows at once."""
         contexts = [row.context for row in self.rows]
         draft_room = [row.room - 1 for row in self.rows]  # the last token is the target's own
         wanted = [row.options.num_draft for row in self.rows]
@@ -204,44 +195,43 @@ class SpeculativeDecoder:
         draft_vocabulary: Collection[int] | str | None = None,
         prefix_cache: float | None = None,
     ):
-        if not isinstance(model, Model):
-            raise InputError(_expected("model", model, "model"))
+        _check_type("model", model, Model, "model")
+        _check_type("tokenizer", tokenizer, Tokenizer, "tokenizer")
         if model.draft_of:
             raise InputError(f"this is a draft model of {model.draft_of}: it writes no texts alone")
-        if not isinstance(tokenizer, Tokenizer):
-            raise InputError(_expected("tokenizer", tokenizer, "tokenizer"))
         self.model = model
         self.tokenizer = tokenizer
-        self.draft_model = draft_model
+        self.draft_model: Model | None = None
         self.memory = memory
         self.text = replace(model.text or TextSide(tokenizer), tokenizer=tokenizer)
-        config = model.config
-        self.hidden = {config.pad_token_id, *config.eos_token_ids, *self.text.hidden}
+        self.hidden = {model.config.pad_token_id, *model.config.eos_token_ids, *self.text.hidden}
         self._common_ids = 0  # target and draft model share the ids below this
         if draft_model is not None:
-            if not isinstance(draft_model, Model):
-                raise InputError(_expected("draft_model", draft_model, "model"))
-            self.draft_model = draft_model = draft_model.for_target(model)
-            if draft_model.text is None:
-                raise InputError("the draft model has no tokenizer to compare: use that of load()")
-            theirs = draft_model.text
-            if isinstance(model, EncoderDecoder) and isinstance(draft_model, DecoderOnly):
-                raise InputError("the model has an encoder: its draft model needs one too")
-            named = shared_vocabulary(tokenizer, theirs.tokenizer)
-            if model.fixed_vocabulary:  # whatever tokenizers name
-                named = draft_model.config.vocab_size
-            self._common_ids = min(named, config.vocab_size)
-            if self.text.source_tokenizer or theirs.source_tokenizer:
-                shared_vocabulary(self.text.prompt_tokenizer, theirs.prompt_tokenizer)
+            _check_type("draft_model", draft_model, Model, "model")
+            self._add_draft_model(draft_model.for_target(model))
         self.learner: Any = None  # makes drafters that learn: distillation/learning.py
         self.draft_vocabulary = None
         if draft_vocabulary is not None:
             self.draft_vocabulary = self._vocabulary(draft_vocabulary)
-        self._learned: dict[tuple, Schedule] = {}
+        self.schedule = Schedule(model.config.vocab_size)  # `auto` learns from call to call
         self.prefix_cache = None
         # Several machines would have to keep the same, and their memories differ.
         if model.new_cache and not model.ranks and prefix_cache != 0:
             self.prefix_cache = PrefixCache(prefix_cache or available() // 10)
+
+    def _add_draft_model(self, draft_model: Model) -> None:
+        theirs = draft_model.text
+        if theirs is None:
+            raise InputError("the draft model has no tokenizer to compare: use that of load()")
+        if isinstance(self.model, EncoderDecoder) and isinstance(draft_model, DecoderOnly):
+            raise InputError("the model has an encoder: its draft model needs one too")
+        self.draft_model = draft_model
+        named = shared_vocabulary(self.tokenizer, theirs.tokenizer)
+        if self.model.fixed_vocabulary:  # whatever tokenizers name
+            named = draft_model.config.vocab_size
+        self._common_ids = min(named, self.model.config.vocab_size)
+        if self.text.source_tokenizer or theirs.source_tokenizer:
+            shared_vocabulary(self.text.prompt_tokenizer, theirs.prompt_tokenizer)
 
     @cached_property
     def grammars(self) -> Grammars:
@@ -251,10 +241,10 @@ class SpeculativeDecoder:
         if self.draft_model is None:
             raise InputError("a draft vocabulary needs a draft model of this project's")
         size = min(self._common_ids, self.draft_model.config.vocab_size)
-        given = None if isinstance(tokens, str) else set(tokens)
-        if tokens != "auto" and not all(isinstance(t, Integral) and t >= 0 for t in given or "?"):
+        given = set() if isinstance(tokens, str) else set(tokens)
+        if tokens != "auto" and not (given and all(map(COUNT.accepts, given))):
             raise InputError(f"draft_vocabulary is {tokens!r:.40}, neither token ids nor 'auto'")
-        return DraftVocabulary(self.draft_model, size, given, completion(self.tokenizer))
+        return DraftVocabulary(self.draft_model, size, given or None, completion(self.tokenizer))
 
     def drafter(self, options: Options) -> Drafter:
         """A new drafter for a batch, as num_draft and lookup ask. Override it to bring your own."""
@@ -267,22 +257,10 @@ class SpeculativeDecoder:
         lookup = PromptLookup(partial(piece_of, self.tokenizer), copied)
         if self.draft_model is None:
             return lookup
-        ranks = self.model.ranks
-        model_drafter = ModelDrafter(
-            self.draft_model,
-            self._common_ids,
-            ranks.broadcast if ranks else np.array,
-            self.draft_vocabulary,
-            self.prefix_cache,
-        )
+        broadcast = (self.model.ranks or ALONE).broadcast
+        shared = self.draft_vocabulary, self.prefix_cache
+        model_drafter = ModelDrafter(self.draft_model, self._common_ids, broadcast, *shared)
         return CombinedDrafter(lookup, model_drafter)
-
-    def schedule(self, options: Options) -> Schedule:
-        """The schedule of draft lengths. What `auto` learns is kept for each set of options that matter to it."""
-        key = options.copies(self.draft_model is not None), *_schedule_key(options)
-        if key not in self._learned:
-            self._learned[key] = Schedule(self.model.config.vocab_size)
-        return self._learned[key]
 
     def max_batch_size(self, batch_size: int) -> int:
         """The number of rows that the models can decode together, up to `batch_size`."""
@@ -301,13 +279,12 @@ class SpeculativeDecoder:
                 drafter = self.drafter(options)
                 if self.learner and options.num_draft:
                     drafter = self.learner.drafter(drafter)
-                schedule = self.schedule(options)
-                yield Driver(Batch(self.model, drafter, options, schedule, self.prefix_cache))
+                batch = Batch(self.model, drafter, options, self.schedule, self.prefix_cache)
+                yield Driver(batch)
 
     def row(self, prompt: Content, options: Options, seeds: RowSeeds | None = None) -> Row:
-        """A row to decode. Raises InputError if the prompt is empty or too long, a language is unknown, or
-        the model lacks a token. seeds: those of a list of prompts, where a repeated one gets another; None: of this
-        prompt alone."""
+        """A row to decode. Raises InputError if the prompt is empty or too long, a language is unknown, or the model
+        lacks a token. seeds: of the list that the prompt is in, where a repeated one gets another"""
         checked = check_prompt(prompt)
         config = self.model.config
         encoded = self.text.encode(
@@ -359,8 +336,7 @@ class SpeculativeDecoder:
         seeds: RowSeeds,
         max_prompt_tokens: int | None = None,
     ) -> list[Row]:
-        """The rows of a prompt, one for each of its num_samples. Errors: as `row`, and InputError for more tokens than
-        max_prompt_tokens. seeds: those of the list that the prompt is in"""
+        """A row for each of num_samples. Errors: as `row`, and InputError for more tokens than max_prompt_tokens."""
         rows = [self.row(prompt, options, seeds) for _ in range(options.num_samples)]
         tokens = max(len(rows[0].prompt), rows[0].prefix_size)
         if max_prompt_tokens is not None and tokens > max_prompt_tokens:
@@ -385,13 +361,6 @@ class SpeculativeDecoder:
                 while source.results:
                     yield source.results.popleft()
         yield from source.results
-
-    def check(self, prompt: Content, options: Options) -> None:
-        """Raise InputError if the prompt cannot be decoded: see `row`."""
-        checked = check_prompt(prompt)
-        # With a reference: otherwise the memory would be searched for one.
-        reference = checked.reference or options.reference or "-"
-        self.row(replace(checked, reference=reference), options)
 
     def seeded(self, options: Options) -> Options:
         """These options, with a fresh seed if they sample and name none. Ranks take rank 0's."""
@@ -435,10 +404,10 @@ class SpeculativeDecoder:
         a batch); a repeated prompt draws other random numbers. Errors: as `stream_generate`.
         """
         settings = self.seeded(Options.named(options))
-        if not isinstance(batch_size, Integral) or isinstance(batch_size, bool) or batch_size < 1:
-            raise InputError(f"batch_size is {batch_size!r}, not a whole number of 1 or more")
+        if not SIZE.accepts(batch_size):
+            raise OptionError("batch_size", batch_size, SIZE)
         if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
-            raise InputError(_expected("prompts", prompts, "list of texts"))
+            raise InputError(f"prompts is a {type(prompts).__name__}, not a list of texts")
         seeds = RowSeeds(settings.seed)
 
         def make(prompt: Content) -> list[Row]:
@@ -458,15 +427,16 @@ class SpeculativeDecoder:
     def batch_generate(
         self, prompts: Iterable[Content], batch_size: int = BATCH_SIZE, **options
     ) -> list[Response]:
-        """The Responses for many prompts, in their order: num_samples for each prompt. Arguments: as
-        `stream_batch`."""
+        """The Responses for many prompts, in their order, num_samples for each. Arguments: as `stream_batch`."""
         responses = self.stream_batch(prompts, batch_size, **options)
         return [r for _, r in sorted(responses, key=lambda pair: (pair[0], pair[1].sample))]
 
 
-def _expected(name: str, value: object, kind: str) -> str:
-    hint = "; load() returns a model and its tokenizer" if kind in ("model", "tokenizer") else ""
-    return f"{name} is a {type(value).__name__}, not a {kind}{hint}"
+def _check_type(name: str, value: object, kind: type, expected: str) -> None:
+    if not isinstance(value, kind):
+        given = type(value).__name__
+        hint = "load() returns a model and its tokenizer"
+        raise InputError(f"{name} is a {given}, not a {expected}; {hint}")
 
 
 # ---------------------------------------------------------------------------------------------

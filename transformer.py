@@ -42,8 +42,7 @@ def activation(name: str) -> Sublayer:
 
 
 class Attention(nn.Module):
-    """Multi-head attention; T5's has no scaling and no biases. source_dims: the width of the input of
-    keys and values, if it is not `dims`."""
+    """Multi-head attention. source_dims: the width of the input of keys and values, if it is not `dims`."""
 
     def __init__(
         self,
@@ -66,8 +65,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(inner, dims, bias)
 
     def heads(self, name: str, x: mx.array, *positions: mx.array) -> mx.array:
-        """[B, H, T, D]: the "query", "key" or "value" of x [B, T, d_model], by heads. positions [B, T]: given only to
-        rotate queries and keys."""
+        """[B, H, T, D]: the "query", "key" or "value" of x [B, T, d_model]. positions [B, T]: to rotate them."""
         B, T, _ = x.shape
         return self[name](x).reshape(B, T, -1, self.head_width).transpose(0, 2, 1, 3)
 

@@ -26,7 +26,7 @@ from families.causal_positions import flatten_rope_keys, max_positions, set_posi
 from families.ram import load_weights
 from families.registry import FAMILIES, architecture_of, check_head, model_type
 from families.translation_prompts import translation_of
-from speculative.prefill import common_prefix
+from speculative.model import common_prefix
 from text.generation import GenerationDefaults
 from text.text_side import ChatTemplate, Prompt, TextSide
 

@@ -73,8 +73,7 @@ def with_options(defaults: Options, given: dict[str, Any], max_tokens: int) -> O
         given["max_tokens"] = min(given["max_tokens"], max_tokens)
     if given.keys() & {*FORMS}:  # instead of the defaults'
         given = dict.fromkeys(FORMS) | given
-    limits = _SERVED | {"max_tokens": max_tokens}
-    for name, limit in limits.items():
+    for name, limit in (_SERVED | {"max_tokens": max_tokens}).items():
         value = given.get(name)
         if isinstance(value, int) and value > limit:
             raise InputError(f"{_request_name(name)} is {value}; {limit} at most")
@@ -87,9 +86,7 @@ def with_options(defaults: Options, given: dict[str, Any], max_tokens: int) -> O
     try:
         return replace(defaults, **given)
     except OptionError as error:
-        max_value = limits.get(error.name, error.values.max_value)
-        values = replace(error.values, max_value=max_value)
-        raise OptionError(_request_name(error.name), error.value, values) from None
+        raise OptionError(_request_name(error.name), error.value, error.values) from None
 
 
 def _normalised(name: str, value: Any) -> Any:

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from speculative.cached_model import CachedModel
-from speculative.draft import Step, no_draft, plain_step
+from speculative.draft import Step, no_draft, no_plan
 from speculative.model import Model
 from speculative.processors import Controls
 from speculative.row import NONE, Row
@@ -43,18 +43,17 @@ class BeamBatch:
                 order[of_search] = b * N + search.step(ids[of_search], logprobs[of_search])
         if (order != np.arange(len(beams))).any():
             self.target.reorder(order.tolist())
-        return plain_step(len(self.rows))
+        return Step(no_plan(len(self.rows)), no_draft(len(self.rows)))
 
     def observe(self, step: Step, finished: Sequence[Row]) -> None:
         """Share a search's times among the rows that have its texts."""
         for row in finished:
-            row.stats.seconds /= 1 + len(row.others)
-            row.stats.encoding_seconds /= 1 + len(row.others)
-            for other in row.others:
-                other.started = row.started
-                other.stats.target_calls = row.stats.target_calls
-                other.stats.seconds = row.stats.seconds
-                other.stats.encoding_seconds = row.stats.encoding_seconds
+            stats = row.stats.copy()
+            for each in (row, *row.others):
+                each.started = row.started
+                each.stats.target_calls = stats.target_calls
+                each.stats.seconds = stats.seconds / (1 + len(row.others))
+                each.stats.encoding_seconds = stats.encoding_seconds / (1 + len(row.others))
 
     def best(self, logits: mx.array) -> tuple[mx.array, mx.array]:
         """The ids and log-probabilities [B * N, K] of the best tokens, from logits [B * N, 1, V]: enough that a

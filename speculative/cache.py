@@ -75,15 +75,12 @@ class SlotCache:
 
     @property
     def distance(self) -> np.ndarray:
-        """The position of each token last reserved minus each slot's: [B, T, N]; a token does not see slots
-        where it is below 0."""
+        """The position of each token last reserved minus each slot's, [B, T, N]: below 0 where it does not see it."""
         return self._queries[:, :, None] - self.position[:, None, : self.cursor]
 
     def self_mask(self, window: int | None = None) -> mx.array | None:
         """The slots that the tokens last reserved see, boolean [B, 1, T, N]; None: all of them.
-
-        window: how many positions a token sees, its own included; None: all up to its own.
-        """
+        window: how many positions a token sees, its own included; None: all up to its own."""
         distance = self.distance
         seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
         return None if seen.all() else mx.array(seen[:, None])
@@ -95,8 +92,7 @@ class SlotCache:
             self.position = np.pad(self.position, added, constant_values=MASKED)
 
     def append(self, layer: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write a layer's keys and values [B, H, T, D] into the slots last reserved; return all
-        of that layer's, [B, H, N, D]. Values and keys may differ in width."""
+        """Write a layer's keys and values [B, H, T, D] into the slots last reserved; return all, [B, H, N, D]."""
         return self._write(self.keys, layer, keys), self._write(self.values, layer, values)
 
     def _write(self, store: list, layer: int, new: mx.array) -> mx.array:
@@ -114,8 +110,7 @@ class SlotCache:
         return mx.pad(store, [(0, 0), (0, 0), (0, missing), (0, 0)]) if missing else store
 
     def keep(self, n: np.ndarray) -> None:
-        """Row b keeps the first n[b] of the tokens written since the last `keep`, or all of them
-        where n[b] is larger."""
+        """Row b keeps the first n[b], or all, of the tokens written since the last `keep`."""
         written = self.position[:, self._committed : self.cursor]
         written[np.arange(written.shape[1]) >= n[:, None]] = MASKED
         self._committed = self.cursor = min(self.cursor, self._committed + int(n.max()))
@@ -166,8 +161,7 @@ class SlotCache:
         self.reorder(rows)
 
     def reorder(self, rows: Sequence[int]) -> None:
-        """Keep `rows`, in this order; each must replace a row of the same prompt, because the source's
-        keys and values stay in place."""
+        """Keep `rows`, in this order; each must replace a row of the same prompt."""
         index = mx.array(list(rows))
         self.position = self.position[list(rows)]
         for store in self.stores:

@@ -33,13 +33,13 @@ class CachedModel:
         self._prefixes = prefix_cache if model.new_cache else None
         self.cache: SlotCache | None = None
         self._num_read = 0  # tokens per row before the drafted ones in the last call
+        self._ahead: mx.array | None = None  # logits [B, 1, V] of a call that has begun
 
     def admit(self, batch_size: int, indices: Sequence[int], prompts: TokenLists) -> list[int]:
         """Read a prompt for the row at each index in a batch of `batch_size`; rows may be replaced or new ones at the end.
         Return how many tokens of each prompt had been read already."""
-        distinct: dict[tuple[int, ...], Sequence[int]] = {}  # equal prompts are read once
-        for prompt in prompts:
-            distinct.setdefault(tuple(prompt), prompt)
+        self._forget_ahead()
+        distinct = {tuple(prompt): prompt for prompt in prompts}  # equal prompts are read once
         fresh, reused = self._read(list(distinct.values()))
         numbers = {prompt: i for i, prompt in enumerate(distinct)}
         order = [numbers[tuple(prompt)] for prompt in prompts]
@@ -96,6 +96,7 @@ class CachedModel:
 
     def select(self, indices: Sequence[int]) -> None:
         """Keep only these rows."""
+        self._forget_ahead()
         if self.cache:
             self.cache.select(indices)
 
@@ -107,9 +108,30 @@ class CachedModel:
     def __call__(self, contexts: TokenLists, drafted: mx.array, lengths: np.ndarray) -> mx.array:
         """Logits [B, 1 + k, V] after each row's last token and each of its drafted tokens [B, k], of which
         the first lengths[b] count. Call `keep` afterwards."""
-        if (self.missing(contexts) > self.MAX_MISSING).any():
-            self.catch_up(contexts)
-        return self.decode(contexts, drafted, lengths)
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            if (self.missing(contexts) > self.MAX_MISSING).any():
+                self.catch_up(contexts)
+            return self.decode(contexts, drafted, lengths)
+        if drafted.shape[1]:  # the cache lacks nothing else
+            ahead = mx.concatenate([ahead, self.decode(contexts, drafted, lengths)], axis=1)
+        self._num_read = 1  # the token that was read ahead
+        return ahead
+
+    def run_ahead(self, contexts: TokenLists, tokens: mx.array, live: Sequence[bool]) -> None:
+        """After a call without drafted tokens, begin the next one with tokens [B] that the host does not know
+        yet. The call is discarded if rows join or leave."""
+        if not any(live):
+            return
+        self.keep(np.zeros(len(contexts), int))
+        positions = following(contexts, np.array(live, np.int32))
+        self._ahead = self.model.decode(tokens[:, None], positions, self.cache)
+        mx.async_eval(self._ahead)
+
+    def _forget_ahead(self) -> None:
+        if self._ahead is not None and self.cache:
+            self._ahead = None
+            self.cache.keep(np.zeros(len(self.cache.position), int))
 
     def decode(self, contexts: TokenLists, drafted: mx.array, lengths: np.ndarray) -> mx.array:
         """As a call, in one go whatever the cache lacks: `keep` can forget all of it."""
@@ -129,8 +151,8 @@ class CachedModel:
 
     def keep(self, n: np.ndarray) -> None:
         """Keep the first n[b] of each row's drafted tokens, or all that were read; forget the others."""
-        assert self.cache
-        self.cache.keep(self._num_read + n)
+        if self.cache and self._ahead is None:
+            self.cache.keep(self._num_read + n)
 
     def missing(self, contexts: TokenLists) -> np.ndarray:
         """The number of tokens of each row that the cache lacks: [B]."""
@@ -141,48 +163,6 @@ class CachedModel:
         """Prefill all but the last token of each row."""
         assert self.cache
         prefill(self.model, self.cache, contexts)
-
-
-class AheadModel(CachedModel):
-    """A cached model that can begin its next call before the host has the tokens for it."""
-
-    _ahead: mx.array | None = None  # logits [B, 1, V] of a call that has begun
-
-    def run_ahead(self, contexts: TokenLists, tokens: mx.array, live: Sequence[bool]) -> None:
-        """After a call without drafted tokens, begin the next one with tokens [B] that the host does not know
-        yet. The call is discarded if rows join or leave."""
-        if not any(live):
-            return
-        self.keep(np.zeros(len(contexts), int))
-        positions = following(contexts, np.array(live, np.int32))
-        self._ahead = self.model.decode(tokens[:, None], positions, self.cache)
-        mx.async_eval(self._ahead)
-
-    def __call__(self, contexts: TokenLists, drafted: mx.array, lengths: np.ndarray) -> mx.array:
-        ahead, self._ahead = self._ahead, None
-        if ahead is None:
-            return super().__call__(contexts, drafted, lengths)
-        if drafted.shape[1]:  # the cache lacks nothing else
-            ahead = mx.concatenate([ahead, super().__call__(contexts, drafted, lengths)], axis=1)
-        self._num_read = 1  # the token that was read ahead
-        return ahead
-
-    def keep(self, n: np.ndarray) -> None:
-        if self._ahead is None:
-            super().keep(n)
-
-    def admit(self, batch_size: int, indices: Sequence[int], prompts: TokenLists) -> list[int]:
-        self._forget()
-        return super().admit(batch_size, indices, prompts)
-
-    def select(self, indices: Sequence[int]) -> None:
-        self._forget()
-        super().select(indices)
-
-    def _forget(self) -> None:
-        if self._ahead is not None and self.cache:
-            self._ahead = None
-            self.cache.keep(np.zeros(len(self.cache.position), int))
 
 
 def following(contexts: TokenLists, lengths: np.ndarray) -> np.ndarray:

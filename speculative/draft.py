@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -41,7 +42,7 @@ class Plan:
     candidates: list[Candidate | None]  # None: nothing is drafted for the row
     limits: np.ndarray  # [B]
     # Whether to stop, given confidences [B, n] of the first tokens and how many tokens each row has
-    stop: Callable[[np.ndarray, int], bool] | None = None
+    stop: Any = None
     idle_next: bool = False  # nothing is drafted, and probably nothing in the next step
     learns: bool = False  # the schedule wants to observe the step
 
@@ -74,6 +75,11 @@ class Draft:
     prefill_seconds: float = 0.0  # of the draft model, before it could draft
 
 
+def no_plan(batch_size: int, **others: Any) -> Plan:
+    """A plan to draft nothing. others: its other fields"""
+    return Plan([None] * batch_size, np.zeros(batch_size, np.int32), **others)
+
+
 def no_draft(batch_size: int) -> Draft:
     return Draft(mx.zeros((batch_size, 0), mx.int32), np.zeros(batch_size, np.int32))
 
@@ -88,9 +94,3 @@ class Step:
     seconds: float = 0.0  # without the draft model's prefill
     offered: Sequence[Sequence[Candidate]] = ()  # by row: all its candidates
     gained: list[list[int]] = field(default_factory=list)  # by row: the new tokens of its text
-
-
-def plain_step(batch_size: int) -> Step:
-    """A step for which nothing was drafted."""
-    plan = Plan([None] * batch_size, np.zeros(batch_size, np.int32))
-    return Step(plan, no_draft(batch_size), [0] * batch_size)

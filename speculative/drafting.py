@@ -43,8 +43,7 @@ class Drafter:
         return [[] for _ in contexts]
 
     def draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
-        """Propose up to plan.limits [B] tokens for each row, from its candidate in the plan: here copies. They stay on
-        the device."""
+        """Propose up to plan.limits [B] tokens, on the device, from each row's candidate in the plan: here copies."""
         tokens = np.zeros((len(contexts), plan.limits.max()), np.int32)
         for b, candidate in enumerate(plan.candidates):
             if candidate and candidate.copy:
@@ -192,8 +191,7 @@ class ModelDrafter(Drafter):
         )
 
     def _prefill(self, contexts: TokenLists) -> float:
-        """Prefill what the model lacks of the rows to draft for, and wait. Return the seconds, which do not count as
-        the step's."""
+        """Prefill what the model lacks of the rows to draft for; return the seconds, which are not the step's."""
         began = time.perf_counter()
         new = [b for b, row in enumerate(self._batch) if contexts[b] and row in self._to_prefill]
         if new:
@@ -333,9 +331,7 @@ class CombinedDrafter(DrafterAround):
         lengths = np.where(modelled, draft.lengths, copies.lengths)
         width = int(lengths.max())
         tokens = mx.where(
-            mx.array(modelled[:, None]),
-            _padded(draft.tokens, width),
-            _padded(copies.tokens, width),
+            mx.array(modelled[:, None]), _padded(draft.tokens, width), _padded(copies.tokens, width)
         )
         q = None if draft.q is None else _padded(draft.q, width)
         certain = np.broadcast_to(~modelled[:, None], tokens.shape)

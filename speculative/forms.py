@@ -29,7 +29,7 @@ class FormDrafter(CombinedDrafter):
 
 
 def _fitting(row: Row, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """What a row's form forces, and the candidates that the row can use."""
+    """The tokens that a row's form forces, as a candidate, and those candidates that the row can use."""
     assert row.grammar
     max_length = min(row.room - 1, LOOKAHEAD)
     forced = row.grammar.forced(row.generated, max_length)

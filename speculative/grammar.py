@@ -5,10 +5,11 @@ the last one, so rejected drafts, beams and replaced rows need no book-keeping.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
+
+from speculative.model import common_prefix
 
 LOOKAHEAD = 64  # tokens, at most, that a grammar is asked about at once
 
@@ -32,8 +33,7 @@ class Matcher:
         if self._engine.is_error():  # it stays so, but this text may be another
             self._engine = self._start.deep_copy()
             self._text = []
-        pairs = zip(self._text, text, strict=False)
-        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        shared = len(common_prefix([self._text, text]))
         self._engine.rollback(len(self._text) - shared)
         length = shared + self._engine.try_consume_tokens(list(text[shared:]))
         self._text = list(text[:length])
@@ -59,8 +59,10 @@ class Matcher:
         """The number of these tokens that may follow a text."""
         return self._engine.validate_tokens(list(tokens)) if self.go_to(text) else 0
 
-    def forced(self, text: Sequence[int], most: int) -> list[int]:
-        """Up to `most` tokens of what must follow a text, which may have no end, in the usual tokenization."""
-        bytes_ = self._engine.compute_ff_bytes() if self.go_to(text) else b""
-        tokens = self._usual(text, bytes_[: 16 * most])[:most] if bytes_ else []
+    def forced(self, text: Sequence[int], max_tokens: int) -> list[int]:
+        """The first tokens of what must follow a text, which may have no end, in the usual tokenization."""
+        if not self.go_to(text):
+            return []
+        new = self._engine.compute_ff_bytes()
+        tokens = self._usual(text, new[: 16 * max_tokens])[:max_tokens] if new else []
         return tokens[: self.passing(text, tokens)]

@@ -1,6 +1,7 @@
 """The contract of a model: all that the step needs, and what else a model may have."""
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 import mlx.core as mx
@@ -104,3 +105,9 @@ def padded(prompts: TokenLists, filler: int) -> tuple[np.ndarray, np.ndarray]:
 def replace_unknown(tokens: np.ndarray, vocab_size: int, filler: int) -> np.ndarray:
     """The tokens, with ids that a model lacks (another model's) replaced by a filler."""
     return np.where(tokens < vocab_size, tokens, filler)
+
+
+def common_prefix(rows: TokenLists) -> list[int]:
+    """The first tokens that all rows have in common."""
+    columns = zip(*rows, strict=False)
+    return [each[0] for each in takewhile(lambda each: len(set(each)) == 1, columns)]

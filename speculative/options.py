@@ -27,11 +27,10 @@ class Values:
     """The values an option accepts."""
 
     kind: type  # int, float, str, bool, list or dict: the type in flags and JSON
-    description: str  # "a text", for example; {max_value} stands for the largest whole number
+    description: str  # "a text", for example
     accepts: Callable[[Any], bool]
     metavar: str | None = None
     choices: tuple[str, ...] = ()
-    max_value: int = MAX_NUMBER  # of whole numbers
     read: Callable[[str], Any] | None = None  # from a flag's text; None: by the kind
 
 
@@ -40,20 +39,15 @@ class OptionError(InputError):
 
     def __init__(self, name: str, value: Any, values: Values):
         """name: as the one who gave the value calls the option."""
-        description = values.description.format(max_value=values.max_value)
-        super().__init__(f"{name} is {repr(value)[:100]}, not {description}")
+        super().__init__(f"{name} is {repr(value)[:100]}, not {values.description}")
         self.name = name
         self.value = value
         self.values = values
 
 
 def integers(min_value: int, max_value: int = MAX_NUMBER) -> Values:
-    description = f"a whole number from {min_value} to {{max_value}}"
-
-    def accepts(n: Any) -> bool:
-        return _is_integer(n) and min_value <= n <= max_value
-
-    return Values(int, description, accepts, "N", max_value=max_value)
+    description = f"a whole number from {min_value} to {max_value}"
+    return Values(int, description, lambda n: _is_integer(n) and min_value <= n <= max_value, "N")
 
 
 def numbers(min_value: float, max_value: float = MAX_NUMBER) -> Values:
@@ -103,7 +97,7 @@ POSITIVE_FRACTION = replace(
 REFERENCE = Values(str, "a text", _is_text, "TEXT/@FILE")
 FORM = replace(REFERENCE, accepts=lambda v: isinstance(v, Mapping) or _is_text(v))
 TEMPLATE = Values(
-    str, "a text with {{text}} in it", lambda v: _is_text(v) and "{text}" in v, "TEXT/@FILE"
+    str, "a text with {text} in it", lambda v: _is_text(v) and "{text}" in v, "TEXT/@FILE"
 )
 CODE = Values(str, "a language's code or name", _is_text, "LANGUAGE")
 TEXTS = Values(
@@ -360,7 +354,7 @@ class Options:
 
     def copies(self, has_draft_model: bool) -> bool:
         """Whether to draft by copying. If `lookup` does not say: beside a draft model with `auto`, which measures whether
-        copying pays; but not with delta, which would let copied tokens into the text."""
+        it pays; but not with delta, which would let copied tokens into the text."""
         default = has_draft_model and self.num_draft == AUTO and not self.delta
         return default if self.lookup is None else self.lookup
 

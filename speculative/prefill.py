@@ -5,7 +5,6 @@ conversation begins with all earlier ones, and the lines of a file may share the
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 import mlx.core as mx
@@ -13,7 +12,7 @@ import numpy as np
 
 from common.reporting import reporter
 from speculative.cache import MASKED, SlotCache
-from speculative.model import TokenLists, replace_unknown
+from speculative.model import TokenLists, common_prefix, replace_unknown
 
 CHUNK = 512  # tokens of each row in a prefill's call
 
@@ -35,10 +34,8 @@ def prefill(model: Any, cache: SlotCache, rows: TokenLists) -> None:
 def missing_tokens(
     rows: TokenLists, lengths: np.ndarray, config: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens of each row after the first lengths [B], and their positions: [B, P] each.
-
-    Rows end at the block's right edge; fillers of shorter rows have the position MASKED.
-    """
+    """The tokens of each row after the first lengths [B], and their positions: [B, P] each. Rows end at the right edge;
+    fillers of shorter rows have the position MASKED."""
     missing = [row[n:] for row, n in zip(rows, lengths, strict=True)]
     width = max(map(len, missing))
     tokens = np.full((len(rows), width), config.pad_token_id, np.int32)
@@ -47,12 +44,6 @@ def missing_tokens(
         tokens[b, width - len(row) :] = row
         positions[b, width - len(row) :] = np.arange(lengths[b], lengths[b] + len(row))
     return replace_unknown(tokens, config.vocab_size, config.pad_token_id), positions
-
-
-def common_prefix(rows: TokenLists) -> list[int]:
-    """The first tokens that all rows have in common."""
-    columns = zip(*rows, strict=False)
-    return [each[0] for each in takewhile(lambda each: len(set(each)) == 1, columns)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +64,7 @@ class Prefix:
 
 
 class PrefixCache:
-    """An LRU cache of prefilled prefixes (decoder-only models). A prefix is used for equal tokens only, so a row's text
-    does not depend on it."""
+    """An LRU cache of prefilled prefixes (decoder-only models). They are used for equal tokens only: texts stay."""
 
     MAX_PREFIXES = 256  # prefixes
     MIN_SHARED = 32  # tokens: a shorter prefix that new rows share is not prefilled on its own
@@ -93,19 +83,21 @@ class PrefixCache:
         """The number of a prompt's first tokens that need no prefill."""
         return self._longest(model, prompt[:-1])[0]
 
-    def _longest(self, model: Any, tokens: Sequence[int]) -> tuple[int, Prefix | None]:
+    def _longest(self, model: Any, tokens: Any) -> tuple[int, Prefix | None]:
         wanted = np.array(tokens, np.int64)
         length, longest = 0, None
         for each in self._prefixes:
             shared = each.common(wanted) if each.model is model else 0
             if shared > length:
                 length, longest = shared, each
+        if longest:  # the last one used
+            self._prefixes.remove(longest)
+            self._prefixes.append(longest)
         return length, longest
 
     def begin(self, model: Any, cache: SlotCache, prompts: TokenLists) -> list[int]:
-        """Fill an empty cache with the prefixes of the prompts that are here, but for their last tokens; return how many
-        tokens of each. Then prefill the long prefixes that all of them share, or that later prompts may have, on their
-        own."""
+        """Fill an empty cache with the prefixes of the prompts that are here; return how many tokens of each. Then
+        prefill the long prefixes that all of them share, or that later prompts may have, on their own."""
         common = common_prefix([prompt[:-1] for prompt in prompts]) if len(prompts) > 1 else []
         reused = []
         for b, prompt in enumerate(prompts):
@@ -129,15 +121,10 @@ class PrefixCache:
         """Fill a row with the longest prefix of a prompt but for its last token; return how many tokens it has."""
         n, prefix = self._longest(model, prompt[:-1])
         if prefix:
-            self._use(prefix)
             part = copy(prefix.cache)
             part.cursor = n
             cache.replace([row], part)
         return n
-
-    def _use(self, prefix: Prefix) -> None:
-        self._prefixes.remove(prefix)
-        self._prefixes.append(prefix)
 
     def add(self, model: Any, cache: SlotCache, row: int, tokens: Sequence[int]) -> None:
         """Add what a row of a cache holds of these tokens."""
@@ -145,19 +132,18 @@ class PrefixCache:
         new = np.array(tokens[:length], np.int64)
         if not length or (length > len(new) and not cache.trimmable):  # it has read rejected tokens
             return
-        shared = [(each, each.common(new)) for each in self._prefixes if each.model is model]
-        for each, n in shared:
-            if n == len(new):  # nothing new
-                self._use(each)
-                return
+        if self._longest(model, new)[0] == len(new):  # nothing new
+            return
         alone = model.new_cache(1)
         alone.take(cache, row, len(new))
         size = sum(x.nbytes for x in alone.arrays)
         if size > self.limit:
             return
         mx.async_eval(alone.arrays)  # otherwise it would hold on to the whole batch's
-        replaced = [each for each, n in shared if n == len(each.tokens) and cache.trimmable]
-        self._prefixes = [each for each in self._prefixes if each not in replaced]
+        if cache.trimmable:
+            for each in list(self._prefixes):
+                if each.model is model and each.common(new) == len(each.tokens):  # it goes on
+                    self._prefixes.remove(each)
         self._prefixes.append(Prefix(model, new, alone, size))
         while self.size > self.limit or len(self._prefixes) > self.MAX_PREFIXES:
             del self._prefixes[0]

@@ -4,7 +4,7 @@ Target and draft model pass through the same processors: p and q are the distrib
 sampling.py stays exact. Nothing waits for the device. Meanings and order are those of transformers' `generate`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -34,6 +34,7 @@ class Prefixes:
         return self.tokens.shape[1] - T + 1 + mx.arange(T)[:, None]
 
 
+_FORCED = ("forced_bos_token_id", "forced_eos_token_id")
 # (logits [B, T, V] float32, prefixes) -> logits [B, T, V]. When the draft model drafts, V is its own: it has no ids
 # from V on. Your own processors must be hashable, and equal ones must do the same.
 Processor = Callable[[mx.array, Prefixes], mx.array]
@@ -161,26 +162,18 @@ class Forced:
 
 
 def processors_for(options: Any, config: Any) -> tuple[Processor, ...]:
-    """The processors that `options` (options.Options) ask for, in transformers' order.
-
-    config: the model's, for its end tokens and vocabulary. Raises InputError if it lacks a token.
-    """
+    """The processors that `options` (options.Options) ask for, in transformers' order. config: the model's. Raises
+    InputError if the model lacks a token."""
     ends = tuple(config.eos_token_ids)
     stops = tuple(options.stop_token_ids or ())
     bias = options.logit_bias or {}
     banned = options.suppress_tokens or ()
-    words = options.bad_words_ids or ()
-    forced = dict(
-        forced_bos_token_id=options.forced_bos_token_id,
-        forced_eos_token_id=options.forced_eos_token_id,
-    )
-    ids = dict(logit_bias=bias, bad_words_ids=chain(*words), suppress_tokens=banned)
-    ids["stop_token_ids"] = stops
-    ids |= {name: [token or -1] for name, token in forced.items()}
-    for name, tokens in ids.items():
-        for token in tokens:
-            if token >= config.vocab_size:
-                raise InputError(f"{name}: no token {token}; the model has {config.vocab_size}")
+    words = {tuple(word) for word in options.bad_words_ids or ()}
+    forced = {name: getattr(options, name) for name in _FORCED}
+    check_tokens("logit_bias", bias, config)
+    check_tokens("bad_words_ids", chain(*words), config)
+    check_tokens("suppress_tokens", banned, config)
+    check_tokens("stop_token_ids", stops, config)
     processors: list[Processor] = []
     if bias:
         processors.append(_biased({(token,): value for token, value in bias.items()}))
@@ -189,17 +182,25 @@ def processors_for(options: Any, config: Any) -> tuple[Processor, ...]:
         processors.append(RepetitionPenalty(float(options.repetition_penalty), context))
     if options.no_repeat_ngram_size:
         processors.append(NoRepeatNGrams(options.no_repeat_ngram_size))
-    # As in transformers, the end of sequence alone cannot be banned this way.
-    if words := {tuple(word) for word in words} - {(end,) for end in ends}:
+    words -= {(end,) for end in ends}  # as in transformers, an end alone cannot be banned this way
+    if words:
         processors.append(_biased(dict.fromkeys(words, -np.inf)))
     if options.min_tokens and (ends or stops):
         processors.append(MinTokens(options.min_tokens, ends + stops))
     for name, token in forced.items():
         if token not in (None, -1):
-            processors.append(Forced(token, at_end=name == "forced_eos_token_id"))
+            check_tokens(name, [token], config)
+            processors.append(Forced(token, at_end=name == _FORCED[1]))
     if banned:
         processors.append(_biased({(token,): -np.inf for token in banned}))
     return (*processors, *options.processors)
+
+
+def check_tokens(name: str, tokens: Iterable[int], config: Any) -> None:
+    """InputError, with an option's name, if the model lacks one of its tokens."""
+    highest = max(tokens, default=0)
+    if highest >= config.vocab_size:
+        raise InputError(f"{name}: no token {highest}; the model has {config.vocab_size}")
 
 
 def _biased(biases: Mapping[tuple[int, ...], float]) -> SequenceBias:
@@ -207,24 +208,24 @@ def _biased(biases: Mapping[tuple[int, ...], float]) -> SequenceBias:
 
 
 class Controls:
-    """The processors and grammars of a batch's rows (row.Row). It reads the rows at each call and processes those with equal
-    processors together."""
+    """The processors and grammars of a batch's rows (row.Row), which it reads at each call."""
 
     def __init__(self, rows: Sequence[Any]):
         self._rows = list(rows)
         self._groups: dict[tuple[Processor, ...], list[int]] = {}
         for b, row in enumerate(self._rows):
             self._groups.setdefault(row.processors, []).append(b)
-        self._lengths: list[int] = []  # of the rows, when `_tokens` was made of them
 
     def __call__(self, logits: mx.array, drafted: Sequence[mx.array]) -> mx.array:
         """Process logits [B, T, V]. Of the drafted tokens [B, k], in any number of parts, the last T - 1 are between
         these positions, the others before them."""
         processed = self._processed(logits, drafted) if any(self._groups) else logits
         formed = [b for b, row in enumerate(self._rows) if row.grammar and not row.finish_reason]
-        allowed = self._allowed(formed, logits, drafted) if formed else None
-        if allowed is None:
+        count = sum(part.shape[1] for part in drafted)
+        # A GPU would idle while the host waits for a draft model's token; the target rejects a forbidden one.
+        if not formed or (count >= logits.shape[1] and mx.default_device() == mx.gpu):
             return processed
+        allowed = self._allowed(formed, logits, drafted)
         masked = mx.where(allowed, processed, -mx.inf)
         # Where processors ban all that is allowed, the grammar wins.
         banned = masked.max(axis=-1, keepdims=True) == -mx.inf
@@ -232,22 +233,19 @@ class Controls:
 
     def _allowed(
         self, formed: Sequence[int], logits: mx.array, drafted: Sequence[mx.array]
-    ) -> mx.array | None:
-        """The tokens that the grammars of the rows at indices `formed` allow, boolean like logits [B, T, V]; None: all."""
+    ) -> mx.array:
+        """The tokens that the grammars of the rows at indices `formed` allow, boolean like logits [B, T, V]."""
         B, T, V = logits.shape
-        count = sum(part.shape[1] for part in drafted)
-        # A GPU would idle while the host waits for a draft model's token; the target rejects a forbidden one.
-        if count > T - 1 and mx.default_device() == mx.gpu:
-            return None
         # Wait for the drafted tokens only: the device computes the logits meanwhile.
         mx.async_eval(*drafted)
         mx.async_eval(logits)
-        tokens = np.concatenate([np.zeros((B, 0), int), *map(np.array, drafted)], axis=1).tolist()
+        tokens = np.concatenate([np.zeros((B, 0), int), *map(np.array, drafted)], axis=1)
+        before = tokens.shape[1] - (T - 1)
         allowed = np.ones(logits.shape, bool)
         for b in formed:
             row = self._rows[b]
             for t in range(T):
-                mask = row.grammar.allowed([*row.generated, *tokens[b][: count - T + 1 + t]])[:V]
+                mask = row.grammar.allowed([*row.generated, *tokens[b, : before + t].tolist()])[:V]
                 allowed[b, t] = np.pad(mask, (0, V - len(mask)))
                 if not mask.any():
                     break  # the drafted token before will not pass
@@ -255,8 +253,11 @@ class Controls:
 
     def _processed(self, logits: mx.array, drafted: Sequence[mx.array]) -> mx.array:
         logits = logits.astype(mx.float32)
-        history = self._history()
-        tokens = mx.concatenate([history, *drafted], axis=1)
+        lengths = [len(row.tokens) for row in self._rows]
+        history = np.full((len(lengths), max(lengths)), -1, np.int32)  # right-aligned
+        for b, row in enumerate(self._rows):
+            history[b, history.shape[1] - lengths[b] :] = row.tokens
+        tokens = mx.concatenate([mx.array(history), *drafted], axis=1)
         ahead = tokens.shape[1] - history.shape[1] - (logits.shape[1] - 1)
         generated = np.array([len(row.origins) for row in self._rows]) + ahead
         room = np.array([row.room for row in self._rows]) - ahead
@@ -268,14 +269,3 @@ class Controls:
                 part = processor(part, prefixes)
             logits[index] = part
         return logits
-
-    def _history(self) -> mx.array:
-        """The rows' tokens, right-aligned after -1: [B, L]."""
-        lengths = [len(row.tokens) for row in self._rows]
-        if lengths != self._lengths:
-            history = np.full((len(lengths), max(lengths)), -1, np.int32)
-            for b, row in enumerate(self._rows):
-                history[b, history.shape[1] - lengths[b] :] = row.tokens
-            self._lengths = lengths
-            self._tokens = mx.array(history)
-        return self._tokens

@@ -11,8 +11,8 @@ import numpy as np
 
 from common.errors import InputError
 from speculative.grammar import Matcher
-from speculative.options import MAX_TOKENS, Options
-from speculative.processors import Processor, processors_for
+from speculative.options import MAX_NUMBER, MAX_TOKENS, Options
+from speculative.processors import Processor, check_tokens, processors_for
 
 # Where a token comes from: forced by a grammar, copied or written by a draft model, and accepted by the target; or the
 # target's own, in place of a rejected token ("corrected") or with none rejected ("target").
@@ -103,24 +103,17 @@ class Row:
     others: "list[Row]" = field(default_factory=list)  # rows that take its next best texts
 
     def begin(self, prefix: Sequence[int], config: Any) -> None:
-        """Start with this prefix; config: the model's. Raises InputError if the model lacks a token, or has no position
-        left for one of the text."""
+        """Start with this prefix. config: the model's. Raises InputError if it lacks a token or a free position."""
         self.tokens = list(prefix)
-        self.prefix_size = len(prefix)
         self.stats.prompt_tokens = len(self.prompt)
-        self.max_tokens = self.options.max_tokens or MAX_TOKENS
-        if config.max_positions is not None:
-            room = config.max_positions - len(prefix)
-            if room < 1:
-                size, most = len(prefix), config.max_positions
-                raise InputError(
-                    f"the text begins with {size} tokens; the model has room for {most}"
-                )
-            self.max_tokens = min(self.max_tokens, room)
+        self.prefix_size = len(prefix)
+        room = (config.max_positions or MAX_NUMBER) - len(prefix)
+        if room < 1:
+            begins = f"the text begins with {len(prefix)} tokens"
+            raise InputError(f"{begins}; the model has room for {config.max_positions}")
+        self.max_tokens = min(self.options.max_tokens or MAX_TOKENS, room)
         self.processors = processors_for(self.options, config)
-        highest = max(self.reference, default=0)
-        if highest >= config.vocab_size:
-            raise InputError(f"reference: no token {highest}; the model has {config.vocab_size}")
+        check_tokens("reference", self.reference, config)
 
     @property
     def generated(self) -> list[int]:

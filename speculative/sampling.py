@@ -118,8 +118,7 @@ def log_probabilities(
 
 
 class RowSeeds:
-    """The roots of the noise for one list of prompts: equal for equal (seed, prompt), except that a repeated prompt
-    gets a new one."""
+    """The roots of the noise for one list of prompts, by seed and prompt; a repeated prompt gets a new one."""
 
     def __init__(self, seed: int | None):
         self._seed = seed
@@ -225,8 +224,7 @@ def _padded_q(draft: Draft, vocab_size: int) -> mx.array:
 
 
 def sampler(rows: Sequence[Row], options: Options, vocab_size: int) -> Greedy | Sampler:
-    """The sampler for these rows. Each row has its own temperature, filters and processors; the rule and delta come
-    from `options`."""
+    """The sampler for these rows, which have their own temperatures, filters and processors; the rule is `options`'."""
     if all(row.options.temp == 0 for row in rows):
         return Greedy(rows, options.delta)
     return Sampler(rows, options, vocab_size)

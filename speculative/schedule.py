@@ -1,31 +1,20 @@
 """The number of tokens to draft in a step: for each row the number that it wants or, with `auto`, the fastest one.
 
-`auto` maximises a step's expected tokens over its expected seconds (the renewal-reward theorem):
-
-1. A step takes c(t) + d s seconds, where t is the longest draft to check and s the number of tokens that the draft
-   model drafts. c is linear between KNOTS only: on a GPU a call of two tokens may cost two of one, and a call of sixteen
-   no more. Its knots and d minimise the squared relative errors over the steps so far, which fade, for each power of
-   two of rows. Beliefs fill in the rest: the first token adds a jump j to a step, each further one b. j is free to be
-   large, b is not, so longer drafts are tried before drafting is given up.
-2. A draft of k tokens brings h (1 - h^k) / (1 - h) (Leviathan et al. 2023, arXiv 2211.17192, section 3.3), where h
-   is the ratio of drafted tokens that passed, by drafter and state; old evidence fades.
-3. It chooses the way and t with the most tokens per second, and each row's best candidate. The time a draft model
-   needs to read a text first is spread over a text's usual length.
-4. A draft model goes on, token by token, while more tokens are worth their seconds at the chosen rate (Dinkelbach 1967,
-   on quotients), by its confidence in those it has drafted; how much that says is learned. docs/design.md: the formula,
-   and why the output's distribution stays: whether a draft stops depends only on its tokens so far.
-5. A way that has not been used for long is tried again, less and less often if it does not help.
+`auto` maximises a step's expected tokens over its expected seconds (the renewal-reward theorem); docs/design.md has the
+formulas. A step takes c(t) + d s seconds, where t is the longest draft to check and s the number of tokens that the draft
+model drafts; c is linear between KNOTS only. Beliefs fill in what has not been seen: the first token adds a jump j to a
+step, each further one b. A draft of k tokens brings h (1 - h^k) / (1 - h) (Leviathan et al. 2023, arXiv 2211.17192,
+section 3.3), where h is the ratio of drafted tokens that passed, by drafter and state. Old evidence fades.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from speculative.draft import Candidate, Plan, Step
+from speculative.draft import Candidate, Plan, Step, no_plan
 from speculative.options import AUTO
 
 KNOTS = (0, 1, 2, 4, 8, 16, 32, 64)  # tokens to check; no draft is longer
@@ -37,38 +26,24 @@ PATIENCE, MAX_PATIENCE = 128, 16 * 128  # steps until an unused way is tried aga
 SAMPLE = 4  # when only trying: draft for one row in this many; again, this many tokens for one row
 LOGITS = 1 << 26  # the most logits in one verification: 256 MB in float32
 
+# Beliefs before anything is known, in plain steps, and how firm they are, in observations
+TOKEN = 0.15  # each further token to check: b
+DRAFT = 0.1  # each token that the draft model drafts: d
+TOKEN_WEIGHT = 2.0
+NO_JUMP_WEIGHT = 0.7  # that the first token adds no jump j
+
 PLAIN, COPIED, MODELLED = range(3)  # ways of a step
-
-
-@dataclass(frozen=True)
-class Prior:
-    """The cost that a step is believed to have before any is known, in plain steps."""
-
-    token: float  # each further token to check: b
-    draft: float  # each token that the draft model drafts: d
-    token_weight: float  # how firm the belief in b is, in observations
-    no_jump_weight: float  # how firm the belief is that the first token adds no jump
-
-
-ONE_ROW = Prior(token=0.15, draft=0.1, token_weight=2.0, no_jump_weight=0.7)
-MORE_ROWS = Prior(token=0.3, draft=0.1, token_weight=0.5, no_jump_weight=0.7)
 
 
 def _plan(
     candidates: Sequence[Candidate | None], room: Sequence[int], most: Sequence[int], **others: Any
 ) -> Plan:
-    """A plan to draft at most `most` tokens of each row's candidate, as far as there is room. others: the plan's other
-    fields."""
+    """A plan to draft at most `most` tokens of each row's candidate. others: the plan's other fields."""
     limits = []
     for candidate, left, number in zip(candidates, room, most, strict=True):
         limits.append(max(0, min(candidate.max_length, left, number)) if candidate else 0)
     drafting = [c if n > 0 else None for c, n in zip(candidates, limits, strict=True)]
     return Plan(drafting, np.array(limits, np.int32), **others)
-
-
-def _stop_after(min_tokens: int, stop: Callable, confidence: np.ndarray, drafted: int) -> bool:
-    """Stop as another rule does, but not before the draft has so many tokens, which a row wants."""
-    return drafted >= min_tokens and stop(confidence, drafted)
 
 
 def _way(candidate: Candidate) -> int:
@@ -93,11 +68,10 @@ class Ratio:
 class Costs:
     """The costs of steps with about this many rows, and when each way was last used."""
 
-    def __init__(self, rows: int, like: "Costs | None" = None):
+    def __init__(self, like: "Costs | None" = None):
         """like: the costs with another number of rows, to start from."""
-        prior = ONE_ROW if rows == 1 else MORE_ROWS
-        token = prior.token
-        draft = prior.draft
+        draft = DRAFT
+        token = TOKEN
         jump = 0.0
         if like:
             knot_seconds, *others = like.estimate()
@@ -111,8 +85,8 @@ class Costs:
         self._prior_rows = np.array(
             [
                 *grows,
-                prior.token_weight * (b - token * knots[0]),  # b is so many plain steps
-                prior.no_jump_weight * (j - jump * knots[0]),  # j too
+                TOKEN_WEIGHT * (b - token * knots[0]),  # b is so many plain steps
+                NO_JUMP_WEIGHT * (j - jump * knots[0]),  # j too
                 d - draft * knots[0],  # d too
             ]
         )
@@ -162,9 +136,12 @@ class Stop:
     min_passes: np.ndarray
     gamma: float
     chance: float  # of a token whose confidence is not known yet
+    min_tokens: int = 0  # that a row wants
 
     def __call__(self, confidence: np.ndarray, drafted: int) -> bool:
         """confidence: [B, n], as in `Draft`, of the first n of each row's `drafted` tokens."""
+        if drafted < self.min_tokens:
+            return False
         passes = (np.maximum(confidence, 0).prod(axis=1) ** self.gamma).sum()
         passes *= self.chance ** (drafted + 1 - confidence.shape[1])
         return bool(passes <= self.min_passes[min(drafted, len(self.min_passes) - 1)])
@@ -192,36 +169,33 @@ class Schedule:
         wanted: Sequence[int | str] | None = None,
     ) -> Plan:
         """Plan a step. candidates: each row's, likeliest first. room: how many drafted tokens each row can take; -1:
-        the row is finished. wanted: how many tokens of its best candidate to draft for each row, or AUTO for the
-        fastest number; None: AUTO for all."""
+        it is finished. wanted: how many tokens to draft for each row, or AUTO; None: AUTO for all."""
         candidates = [c if r > 0 else [] for c, r in zip(candidates, room, strict=True)]
         fixed = {b: int(number) for b, number in enumerate(wanted or ()) if number != AUTO}
-        rows = len(room)
-        if not fixed:
-            return self._fastest(candidates, room)
-        if len(fixed) < rows:
+        if len(fixed) < len(room):
             plan = self._fastest(candidates, room)
         else:
             self._trying = False
-            learns = any(fixed.values())
-            plan = Plan([None] * rows, np.zeros(rows, np.int32), idle_next=True, learns=learns)
+            plan = no_plan(len(room), idle_next=True, learns=any(fixed.values()))
+        if not fixed:
+            return plan
         drafting = list(plan.candidates)
         most = plan.limits.tolist()
         for b, number in fixed.items():
             drafting[b] = self._best(candidates[b], room[b], number)
             most[b] = number
         idle_next = plan.idle_next and not any(n and drafting[b] for b, n in fixed.items())
-        stop = plan.stop and partial(_stop_after, max(fixed.values()), plan.stop)
+        stop = plan.stop and replace(plan.stop, min_tokens=max(fixed.values()))
         return _plan(drafting, room, most, learns=plan.learns, stop=stop, idle_next=idle_next)
 
     def _best(self, candidates: Sequence[Candidate], room: int, number: int) -> Candidate | None:
-        """The likeliest copy or the draft model: what promises a row the most tokens a second in drafts of this number, at
-        the costs believed at first, so that what is drafted does not depend on the machine."""
+        """The likeliest copy or the draft model: what promises the most tokens a second in drafts of this number, at the
+        costs believed at first, so that it does not depend on the machine."""
 
         def rate(candidate: Candidate) -> float:
             n = min(number, candidate.max_length, KNOTS[-1])
             tokens = self._brings(candidate, room, np.arange(n + 1), 0.0)[-1]
-            cost = ONE_ROW.token + (0.0 if candidate.copy else ONE_ROW.draft)
+            cost = TOKEN + (0.0 if candidate.copy else DRAFT)
             return (1 + tokens) / (1 + n * cost)
 
         copies = [candidate for candidate in candidates if candidate.copy]
@@ -231,7 +205,7 @@ class Schedule:
     def _fastest(self, candidates: Sequence[Sequence[Candidate]], room: Sequence[int]) -> Plan:
         rows, live = len(room), sum(r >= 0 for r in room)
         if not any(candidates):
-            return Plan([None] * rows, np.zeros(rows, np.int32), idle_next=True, learns=True)
+            return no_plan(rows, idle_next=True, learns=True)
         models = (c.drafter for of_row in candidates for c in of_row if not c.copy)
         self._drafter = next(models, self._drafter)
         costs = self._costs_for(rows)
@@ -292,7 +266,7 @@ class Schedule:
         if key not in self._costs:
             like = [each for each in self._costs if each[1] == self._drafter] or list(self._costs)
             nearest = min(like, key=lambda each: abs(each[0] - size), default=key)
-            self._costs[key] = Costs(rows, self._costs.get(nearest))
+            self._costs[key] = Costs(self._costs.get(nearest))
         return self._costs[key]
 
     def _brings(self, candidate: Candidate, room: int, t: np.ndarray, rate: float) -> np.ndarray:
@@ -306,8 +280,7 @@ class Schedule:
         return tokens - prefill * (1 + tokens) * (t > 0)
 
     def observe(self, step: Step, ended: Sequence[int] = ()) -> None:
-        """Learn from a step and its times, how other candidates would have fared in it, and the lengths of the texts
-        that ended."""
+        """Learn from a step, its times, how other candidates would have fared, and the lengths of texts that ended."""
         lengths = step.draft.lengths
         confidence = step.draft.confidence
         for ratio in (*self._chances.values(), *self._means.values(), self._rejections):
@@ -341,8 +314,7 @@ class Schedule:
 
 
 def hindsight(step: Step) -> Iterator[tuple[Candidate, int, bool]]:
-    """Copies that were offered but not drafted: how many of their tokens the text gained all the same, and whether a
-    different one followed."""
+    """Copies that were not drafted: how many of their tokens the text gained, and whether a different one followed."""
     rows = zip(step.plan.candidates, step.offered, step.gained, strict=False)
     for drafted, candidates, gained in rows:
         for candidate in candidates:

@@ -67,9 +67,9 @@ class Tasks:
                 break
             if isinstance(task, InputError):
                 self.results.append((index, task))
-            else:
-                self._running[index] = _Running(task)
-                self._advance(index, count)
+                continue
+            self._running[index] = _Running(task)
+            self._advance(index, count)
         return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
 
     def finish(self, row: Row) -> None:
@@ -84,17 +84,28 @@ class Tasks:
 
     def _advance(self, index: int, count: int) -> None:
         """Let a task go on until `count` rows wait to be taken, it waits for all its rows, or it ends."""
+        running = self._running[index]
         try:
             while len(self._waiting) < count:
-                running = self._running[index]
                 row = next(running.rows, None)
                 if row is not None:
                     self._add(index, row)
-                elif running.unfinished or self._is_ended(index):
+                    continue
+                if running.unfinished:
                     return
+                work = resume(running.task)
+                while callable(work):
+                    work = resume(running.task, work())
+                if isinstance(work, Ended):
+                    self._end(index, work.result)
+                    return
+                running.rows = iter(work)
         except InputError as error:
-            del self._running[index]
-            self.results.append((index, error))
+            self._end(index, error)
+
+    def _end(self, index: int, result: Any) -> None:
+        del self._running[index]
+        self.results.append((index, result))
 
     def _add(self, index: int, row: Row) -> None:
         if row.finish_reason:  # as another task's
@@ -104,16 +115,3 @@ class Tasks:
         owners.append(index)
         if len(owners) == 1:
             self._waiting.append(row)
-
-    def _is_ended(self, index: int) -> bool:
-        """Let a task go on until it needs rows; return whether it ended instead."""
-        running = self._running[index]
-        work = resume(running.task)
-        while callable(work):
-            work = resume(running.task, work())
-        if isinstance(work, Ended):
-            del self._running[index]
-            self.results.append((index, work.result))
-            return True
-        running.rows = iter(work)
-        return False

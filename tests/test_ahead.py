@@ -9,7 +9,7 @@ from helpers.models import random_model
 from helpers.scripted import ScriptedModel, agreeing, plain
 
 from decoder import Batch
-from speculative.cached_model import AheadModel
+from speculative.cached_model import CachedModel
 
 
 @pytest.fixture
@@ -26,9 +26,9 @@ def calls(monkeypatch):
         return noted
 
     monkeypatch.setattr(Batch, "runs_ahead", lambda self: True)
-    ahead, call = AheadModel.run_ahead, AheadModel.__call__
-    monkeypatch.setattr(AheadModel, "run_ahead", noting(ahead, lambda args: "ahead"))
-    monkeypatch.setattr(AheadModel, "__call__", noting(call, lambda args: args[1].shape[1]))
+    ahead, call = CachedModel.run_ahead, CachedModel.__call__
+    monkeypatch.setattr(CachedModel, "run_ahead", noting(ahead, lambda args: "ahead"))
+    monkeypatch.setattr(CachedModel, "__call__", noting(call, lambda args: args[1].shape[1]))
     return noted_calls
 
 

@@ -146,7 +146,7 @@ def test_wrong_arguments_are_named(demo_pair):
         with pytest.raises(InputError, match=r"prompts is a .*, not a list of texts"):
             batch_generate(target, tokenizer, prompts)
     for size in (True, 1.0, np.int64(0)):
-        with pytest.raises(InputError, match=r"batch_size is .*, not a whole number of 1 or more"):
+        with pytest.raises(InputError, match=r"batch_size is .*, not a whole number from 1 to"):
             batch_generate(target, tokenizer, ["x"], batch_size=size)
     assert len(batch_generate(target, tokenizer, ["x"] * 2, batch_size=np.int64(3))) == 2
     assert batch_generate(target, tokenizer, []) == []

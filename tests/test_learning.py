@@ -2,7 +2,6 @@
 who owns what was learned."""
 
 import gc
-import itertools
 import weakref
 from dataclasses import replace
 
@@ -117,25 +116,13 @@ def test_plain_decoding_is_one_exchange_a_token(monkeypatch, num_draft):
     assert len(exchanged) == rows[0].stats.target_calls == 20
 
 
-def test_what_is_learned_belongs_to_a_decoder_and_to_a_distribution(demo_pair):
+def test_what_is_learned_belongs_to_a_decoder(demo_pair):
     target, tokenizer, draft = demo_pair
     ours, another = (SpeculativeDecoder(target, tokenizer, draft) for _ in range(2))
-
-    def schedule(decoder, **options):
-        settings = Options(**options)
-        return decoder.schedule(settings)
-
-    kinds = [dict(), dict(temp=1.0), dict(temp=1.0, top_k=5), dict(lookup=False)]
-    kinds += [dict(lookup=False, delta=0.5), dict(lookup=True, delta=0.5)]
-    schedules = [schedule(ours, **kind) for kind in kinds]
-    for a, b in itertools.combinations(schedules, 2):
-        assert a is not b
-    assert [schedule(ours, **kind) for kind in kinds] == schedules  # kept from call to call
-    assert schedule(another) is not schedules[0]
-    assert schedule(ours, seed=5, max_tokens=3) is schedules[0]
-    assert schedule(ours, lookup=True) is schedules[0]
-    forgotten = weakref.ref(schedules[0])
-    del ours, schedules
+    with ours.running(Options()) as first, ours.running(Options(temp=1.0)) as second:
+        assert first.batch.schedule is second.batch.schedule is not another.schedule
+    forgotten = weakref.ref(ours.schedule)
+    del ours, first, second
     gc.collect()
     assert forgotten() is None
 

@@ -176,7 +176,7 @@ WRONG = [
     ({"prompt": [5, -6]}, 400, "prompt is not a string, a list of token ids, or a list of these"),
     ({"prompt": [5, 10**6]}, 400, "the prompt has the token 1000000"),
     ({"prompt": "x", "prediction": "y"}, 400, 'not {"type": "content", "content": "..."}'),
-    ({"prompt": "x", "max_tokens": 0}, 400, "from 1 to 4096"),
+    ({"prompt": "x", "max_tokens": 0}, 400, "from 1 to 1000000000"),
     ({"prompt": "x", "n": 3}, 400, "n above 1 needs temperature above 0"),
     ({"prompt": "x", "logit_bias": {"99999": 1}}, 400, "no token 99999"),
     (
