@@ -37,14 +37,14 @@ from speculative.draft import Step
 from speculative.draft_vocabulary import DraftVocabulary
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.driver import Driver, Prompts
-from speculative.forms import FormDrafter
+from speculative.forms import fitting
 from speculative.lookup import REFERENCE
 from speculative.model import Model
 from speculative.options import COUNT, FORMS, SIZE, OptionError, Options
 from speculative.prefill import PrefixCache
 from speculative.row import Response, Row, respond
 from speculative.row import Stats as Stats
-from speculative.sampling import RowSeeds, log_probabilities, sampler
+from speculative.sampling import RowSeeds, log_probabilities, sampler_for
 from speculative.schedule import Schedule
 from speculative.tasks import Task, Tasks
 from text.grammar_compiler import Grammars
@@ -86,12 +86,13 @@ class Batch:
         contexts = [row.context for row in self.rows]
         draft_room = [row.room - 1 for row in self.rows]  # the last token is the target's own
         wanted = [row.options.num_draft for row in self.rows]
-        candidates = self.drafter.candidates(contexts)
+        candidates = [*map(fitting, self.rows, self.drafter.candidates(contexts))]
         plan = self.schedule.plan(candidates, draft_room, wanted)
-        draft = self.drafter.draft(contexts, plan, self.sampler)  # d_1 .. d_k ~ q
+        sampler = sampler_for(self.rows, self._options, self.target.config.vocab_size)
+        draft = self.drafter.draft(contexts, plan, sampler)  # d_1 .. d_k ~ q
         logits = self.target(contexts, draft.tokens, draft.lengths)  # p_1 .. p_k+1, in one call
-        logits = self.sampler.process(logits, [draft.tokens])  # penalties, bans
-        n, token = self.sampler.accept(logits, draft)  # the first n pass; token ~ max(0, p - q)
+        logits = sampler.process(logits, [draft.tokens])  # penalties, bans
+        n, token = sampler.accept(logits, draft)  # the first n pass; token ~ max(0, p - q)
         scores = self.score(logits, n, token, draft.tokens)
         result = mx.concatenate([draft.tokens, n[:, None], token[:, None]], axis=1)
         mx.async_eval(result)
@@ -157,19 +158,14 @@ class Batch:
         cached = self.target.admit(len(rows), new, [rows[b].prompt for b in new])
         for b, tokens in zip(new, cached, strict=True):
             rows[b].stats.cached_tokens = tokens
-        drafts = self._options.num_draft != 0 and not isinstance(self.drafter, FormDrafter)
-        if drafts and any(rows[b].grammar for b in new):
-            self.drafter = FormDrafter(self.drafter)
         self.drafter.admit(rows, new)
-        self.sampler = sampler(rows, self._options, self.target.config.vocab_size)
-        self.target.wait()
+        self.target.cache.wait()
 
     def select(self, indices: Sequence[int]) -> None:
         """Go on with these rows only."""
         self.rows = [self.rows[b] for b in indices]
         self.target.select(indices)
         self.drafter.select(indices)
-        self.sampler = sampler(self.rows, self._options, self.target.config.vocab_size)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -336,11 +332,15 @@ class SpeculativeDecoder:
         seeds: RowSeeds,
         max_prompt_tokens: int | None = None,
     ) -> list[Row]:
-        """A row for each of num_samples. Errors: as `row`, and InputError for more tokens than max_prompt_tokens."""
+        """A row for each of num_samples; of a beam search one, with the others in `others`. Errors: as `row`, and
+        InputError for more tokens than max_prompt_tokens."""
         rows = [self.row(prompt, options, seeds) for _ in range(options.num_samples)]
         tokens = max(len(rows[0].prompt), rows[0].prefix_size)
         if max_prompt_tokens is not None and tokens > max_prompt_tokens:
             raise InputError(f"the prompt has {tokens} tokens; {max_prompt_tokens} at most")
+        if options.num_beams > 1:
+            rows[0].others = rows[1:]
+            return rows[:1]
         return rows
 
     def run(
@@ -408,15 +408,7 @@ class SpeculativeDecoder:
             raise OptionError("batch_size", batch_size, SIZE)
         if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
             raise InputError(f"prompts is a {type(prompts).__name__}, not a list of texts")
-        seeds = RowSeeds(settings.seed)
-
-        def make(prompt: Content) -> list[Row]:
-            rows = self.rows(prompt, settings, seeds)
-            if settings.num_beams == 1:
-                return rows
-            rows[0].others = rows[1:]
-            return rows[:1]
-
+        make = partial(self.rows, options=settings, seeds=RowSeeds(settings.seed))
         source = Prompts(prompts, make, _WINDOW * int(batch_size))
         with self.running(settings) as driver:
             for row in driver.decode(source, self.max_batch_size(int(batch_size))):

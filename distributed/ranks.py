@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib.metadata import version
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -100,11 +100,11 @@ class Ranks:
             return iter(file())
         lines = self.together(lambda: iter(file()) if self.rank == 0 else iter(()))
 
-        def next_lines() -> list[str]:
-            mine = self.together(lambda: [line.decode("latin-1") for line in islice(lines, _LINES)])
-            return json.loads(self.gather(json.dumps(mine))[0])
+        def next_lines() -> list[bytes]:
+            mine = self.together(lambda: [line.hex() for line in islice(lines, _LINES)])
+            return [*map(bytes.fromhex, self.gather(" ".join(mine))[0].split())]
 
-        return (line.encode("latin-1") for chunk in iter(next_lines, []) for line in chunk)
+        return chain.from_iterable(iter(next_lines, []))
 
     def check_same(self, **values: str) -> None:
         """InputError, with the name of the first, if a value differs between a rank and rank 0."""

@@ -28,7 +28,7 @@ class BeamBatch:
 
     def step(self) -> Step:
         """Extend every beam of an unfinished row by a token, or replace it by a copy of a better beam."""
-        beams = [beam for search in self._searches for beam in search.beams]
+        beams = self._beams
         nothing = no_draft(len(beams))
         logits = self.target([beam.context for beam in beams], nothing.tokens, nothing.lengths)
         best = self.best(logits)
@@ -42,7 +42,7 @@ class BeamBatch:
                 of_search = slice(b * N, (b + 1) * N)
                 order[of_search] = b * N + search.step(ids[of_search], logprobs[of_search])
         if (order != np.arange(len(beams))).any():
-            self.target.reorder(order.tolist())
+            self.target.cache.reorder(order.tolist())
         return Step(no_plan(len(self.rows)), no_draft(len(self.rows)))
 
     def observe(self, step: Step, finished: Sequence[Row]) -> None:
@@ -60,7 +60,7 @@ class BeamBatch:
         row's best may all come from one beam. As in transformers, processors see log-probabilities."""
         logits = logits.astype(mx.float32)
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        logprobs = self._process(logprobs, [])[:, 0]
+        logprobs = Controls(self._beams)(logprobs, [])[:, 0]
         K = min(self._searches[0].candidates, logprobs.shape[-1])
         ids = mx.argpartition(-logprobs, K - 1, axis=-1)[:, :K]
         return ids, mx.take_along_axis(logprobs, ids, axis=-1)
@@ -72,22 +72,21 @@ class BeamBatch:
             self._searches[b : b + 1] = [Search(self.rows[b], N, self.target.config)]
         prompts = [self.rows[b].prompt for b in new for _ in range(N)]
         self.target.admit(len(self.rows) * N, self._target_rows(new), prompts)
-        self._set_controls()
-        self.target.wait()
+        self.target.cache.wait()
 
     def select(self, indices: Sequence[int]) -> None:
         self.rows = [self.rows[b] for b in indices]
         self._searches = [self._searches[b] for b in indices]
         self.target.select(self._target_rows(indices))
-        self._set_controls()
 
     def _target_rows(self, rows: Sequence[int]) -> list[int]:
         """The target's rows of these rows' beams."""
         N = self._num_beams
         return [b * N + i for b in rows for i in range(N)]
 
-    def _set_controls(self) -> None:
-        self._process = Controls([beam for search in self._searches for beam in search.beams])
+    @property
+    def _beams(self) -> list[Row]:
+        return [beam for search in self._searches for beam in search.beams]
 
 
 class Search:

@@ -13,7 +13,7 @@ from speculative.prefill import PrefixCache, missing_tokens, prefill
 
 
 class CachedModel:
-    """A model that decodes rows together. `cache` is None until the first row is admitted."""
+    """A model that decodes rows together. `cache` is a SlotCache, but None until the first row is admitted."""
 
     MAX_MISSING = 8  # tokens: a row that lacks more catches up first
     keeps_states = False  # for a draft model that reads them
@@ -31,7 +31,7 @@ class CachedModel:
         self._broadcast = broadcast
         self._full_model: Any = model  # `model` may be narrowed
         self._prefixes = prefix_cache if model.new_cache else None
-        self.cache: SlotCache | None = None
+        self.cache: Any = None
         self._num_read = 0  # tokens per row before the drafted ones in the last call
         self._ahead: mx.array | None = None  # logits [B, 1, V] of a call that has begun
 
@@ -89,21 +89,11 @@ class CachedModel:
         if self.cache and batch_size > held:
             self.cache.select([*range(held), *[0] * (batch_size - held)])
 
-    def wait(self) -> None:
-        """Wait until everything that `admit` and `catch_up` compute is ready."""
-        if self.cache:
-            self.cache.wait()
-
     def select(self, indices: Sequence[int]) -> None:
         """Keep only these rows."""
         self._forget_ahead()
         if self.cache:
             self.cache.select(indices)
-
-    def reorder(self, indices: Sequence[int]) -> None:
-        """Keep these rows; each must replace a row of the same prompt."""
-        assert self.cache
-        self.cache.reorder(indices)
 
     def __call__(self, contexts: TokenLists, drafted: mx.array, lengths: np.ndarray) -> mx.array:
         """Logits [B, 1 + k, V] after each row's last token and each of its drafted tokens [B, k], of which
@@ -135,7 +125,6 @@ class CachedModel:
 
     def decode(self, contexts: TokenLists, drafted: mx.array, lengths: np.ndarray) -> mx.array:
         """As a call, in one go whatever the cache lacks: `keep` can forget all of it."""
-        assert self.cache
         tokens, positions = missing_tokens(contexts, self.cache.lengths, self.config)
         self._num_read = tokens.shape[1]
         block = mx.array(tokens)
@@ -161,7 +150,6 @@ class CachedModel:
 
     def catch_up(self, contexts: TokenLists) -> None:
         """Prefill all but the last token of each row."""
-        assert self.cache
         prefill(self.model, self.cache, contexts)
 
 

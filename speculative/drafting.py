@@ -152,6 +152,7 @@ class ModelDrafter(Drafter):
         return offered
 
     def draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
+        plan = plan.only(plan.modelled)
         self._lengths = plan.limits
         if not plan.limits.any():
             return no_draft(len(contexts))
@@ -200,7 +201,7 @@ class ModelDrafter(Drafter):
                 del self._to_prefill[self._batch[b]]
         if (self._model.missing(contexts) > self._model.MAX_MISSING).any():
             self._model.catch_up(contexts)
-        self._model.wait()
+        self._model.cache.wait()
         return float(self._broadcast(time.perf_counter() - began))
 
     def keep(self, n: np.ndarray) -> None:
@@ -323,9 +324,10 @@ class CombinedDrafter(DrafterAround):
         ]
 
     def draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
-        self._modelled = modelled = plan.modelled
+        self._modelled = plan.modelled
+        modelled = self._modelled
         copies = self._lookup.draft(contexts, plan.only(~modelled), sampler)
-        draft = super().draft(contexts, plan.only(modelled), sampler)
+        draft = super().draft(contexts, plan, sampler)
         if not modelled.any():
             return copies
         lengths = np.where(modelled, draft.lengths, copies.lengths)

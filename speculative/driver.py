@@ -156,5 +156,4 @@ class Prompts:
             self._waiting += rows
             self.index |= {row: (number, i) for i, row in enumerate(rows)}
             fetched += 1
-        self._waiting.sort(key=lambda row: self.index[row], reverse=True)
-        self._waiting.sort(key=lambda row: len(row.prompt))
+        self._waiting.sort(key=lambda row: (-len(row.prompt), self.index[row]), reverse=True)

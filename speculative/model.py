@@ -26,24 +26,16 @@ class Model:
     """
 
     config: Any
-    # Its text side (text/text_side.py); a draft model needs one. None: the caller's tokenizer is all there is
-    text: Any = None
-    # The processes that share its layers (distributed/ranks.py); None: this one alone
-    ranks: Any = None
-    # How many rows it can decode together; None: any number
-    max_rows: int | None = None
-    # Whether it has all tokens of its vocabulary, also those that its tokenizer does not name
-    fixed_vocabulary = False
-    # The last token of `prefix`, unless the user forces another one
-    forced_bos_token_id: int | None = None
-    # The checkpoint it was converted from, as the user named it; None: not known
-    origin: str | None = None
-    # The target of a draft model that has only some layers of its own
-    draft_of: str | None = None
+    text: Any = None  # its text side (text/text_side.py), which a draft model needs
+    ranks: Any = None  # the processes that share its layers (distributed/ranks.py); None: this one
+    max_rows: int | None = None  # that it can decode together; None: any number
+    fixed_vocabulary = False  # whether it has tokens that its tokenizer does not name, too
+    forced_bos_token_id: int | None = None  # the end of `prefix`, unless the user forces another
+    origin: str | None = None  # the checkpoint it was converted from, as the user named it
+    draft_of: str | None = None  # the target of a draft model that has only some layers of its own
     # As a draft model: begins with what the target's encoder made of the prompt, and reads the target's states
     reads_target = False
-    # What the decoder begins with, if it has an encoder
-    start_token_id: int | None = None
+    start_token_id: int | None = None  # of the decoder, if it has an encoder
     # How a text's tokens attend to its prompt (transformer.py); None: it has no attention to a prompt alone
     attention: Callable[..., Any] | None = None
     # Makes the cache of sources that are encoded (transformer.py); None: it has no encoder
@@ -58,8 +50,7 @@ class Model:
         return self.config.vocab_size
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
-        """A row's first tokens, given the prompt's, or none: a start token or, of a decoder-only model, the
-        prompt."""
+        """A row's first tokens, or none: a start token or, of a decoder-only model, the prompt."""
         raise NotImplementedError
 
     def start(self, prompts: TokenLists) -> Any:

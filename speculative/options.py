@@ -324,18 +324,15 @@ class Options:
         check_values(self)
         if self.delta and self.temp and self.rule != "token":
             raise InputError(f"delta works only with the acceptance rule token, not {self.rule}")
-        forms = [name for name in FORMS if getattr(self, name) is not None]
-        if forms and self.delta:
-            raise InputError(f"{forms[0]} cannot be used with delta")
-        if len(forms) > 1:
-            raise InputError(f"{forms[0]} cannot be used with {forms[1]}")
+        given = [name for name in (*FORMS, "delta") if getattr(self, name) not in (None, 0)]
+        if len(given) > 1:
+            raise InputError(f"{given[0]} cannot be used with {given[1]}")
         samples = self.num_samples
         beams = self.num_beams
         if samples > 1 and beams == 1 and self.temp == 0:
             raise InputError("num_samples above 1 needs temp above 0, or num_beams above 1")
         if samples > beams > 1:
-            limit = f"{beams} beams give at most {beams} outputs"
-            raise InputError(f"num_samples is {samples}, but {limit}")
+            raise InputError(f"num_samples is {samples}, but {beams} beams give at most as many")
         if beams > 1 and self.temp:
             raise InputError("num_beams above 1 needs temp 0: beam search does not sample")
         for name in ("stop", "stop_token_ids", "logprobs"):

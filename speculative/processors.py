@@ -220,21 +220,19 @@ class Controls:
         """Process logits [B, T, V]. Of the drafted tokens [B, k], in any number of parts, the last T - 1 are between
         these positions, the others before them."""
         processed = self._processed(logits, drafted) if any(self._groups) else logits
-        formed = [b for b, row in enumerate(self._rows) if row.grammar and not row.finish_reason]
         count = sum(part.shape[1] for part in drafted)
         # A GPU would idle while the host waits for a draft model's token; the target rejects a forbidden one.
-        if not formed or (count >= logits.shape[1] and mx.default_device() == mx.gpu):
+        is_late = count >= logits.shape[1] and mx.default_device() == mx.gpu
+        if is_late or not any(row.grammar and not row.finish_reason for row in self._rows):
             return processed
-        allowed = self._allowed(formed, logits, drafted)
+        allowed = self._allowed(logits, drafted)
         masked = mx.where(allowed, processed, -mx.inf)
         # Where processors ban all that is allowed, the grammar wins.
         banned = masked.max(axis=-1, keepdims=True) == -mx.inf
         return mx.where(banned & allowed, logits, masked)
 
-    def _allowed(
-        self, formed: Sequence[int], logits: mx.array, drafted: Sequence[mx.array]
-    ) -> mx.array:
-        """The tokens that the grammars of the rows at indices `formed` allow, boolean like logits [B, T, V]."""
+    def _allowed(self, logits: mx.array, drafted: Sequence[mx.array]) -> mx.array:
+        """The tokens that the rows' grammars allow, boolean like logits [B, T, V]."""
         B, T, V = logits.shape
         # Wait for the drafted tokens only: the device computes the logits meanwhile.
         mx.async_eval(*drafted)
@@ -242,8 +240,9 @@ class Controls:
         tokens = np.concatenate([np.zeros((B, 0), int), *map(np.array, drafted)], axis=1)
         before = tokens.shape[1] - (T - 1)
         allowed = np.ones(logits.shape, bool)
-        for b in formed:
-            row = self._rows[b]
+        for b, row in enumerate(self._rows):
+            if not row.grammar or row.finish_reason:
+                continue
             for t in range(T):
                 mask = row.grammar.allowed([*row.generated, *tokens[b, : before + t].tolist()])[:V]
                 allowed[b, t] = np.pad(mask, (0, V - len(mask)))

@@ -14,8 +14,8 @@ from speculative.grammar import Matcher
 from speculative.options import MAX_NUMBER, MAX_TOKENS, Options
 from speculative.processors import Processor, check_tokens, processors_for
 
-# Where a token comes from: forced by a grammar, copied or written by a draft model, and accepted by the target; or the
-# target's own, in place of a rejected token ("corrected") or with none rejected ("target").
+# Of a token: forced by a grammar, copied or written by a draft model, and accepted by the target; or the target's own, in
+# place of a rejected token ("corrected") or with none rejected ("target")
 ORIGINS = ("forced", "lookup", "draft_model", "corrected", "target")
 DRAFTED = ORIGINS[:3]
 FAILED = "failed"  # a finish reason: the grammar was too much for its engine, or the vocabulary cannot write it

@@ -223,7 +223,7 @@ def _padded_q(draft: Draft, vocab_size: int) -> mx.array:
     return mx.pad(q, [(0, 0), (0, 1), (0, 0)])
 
 
-def sampler(rows: Sequence[Row], options: Options, vocab_size: int) -> Greedy | Sampler:
+def sampler_for(rows: Sequence[Row], options: Options, vocab_size: int) -> Greedy | Sampler:
     """The sampler for these rows, which have their own temperatures, filters and processors; the rule is `options`'."""
     if all(row.options.temp == 0 for row in rows):
         return Greedy(rows, options.delta)

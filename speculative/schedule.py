@@ -148,7 +148,7 @@ class Stop:
 
 
 class Schedule:
-    """Decides how much to draft. Keep one for a pair of models, a drafter and a distribution: it learns."""
+    """Decides how much to draft. Keep one for a pair of models: it learns."""
 
     def __init__(self, vocab_size: int):
         self._vocab_size = vocab_size

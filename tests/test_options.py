@@ -6,7 +6,7 @@ from common.errors import InputError
 from docs.tools.option_tables import PAGE, with_tables
 from speculative.options import DECLARED, DRAFT, MAX_NUMBER, OptionError, Options
 from speculative.row import Row
-from speculative.sampling import Greedy, Sampler, sampler
+from speculative.sampling import Greedy, Sampler, sampler_for
 
 NAN = float("nan")
 
@@ -75,8 +75,8 @@ def test_a_bias_may_ban_and_the_default_rule_gives_way_to_delta():
     assert Options(temp=1.0).rule == "coupled"
     eased, greedy = Options(temp=1.0, delta=0.1), Options(temp=0.0, acceptance="coupled")
     assert eased.rule == "token"
-    assert isinstance(sampler([Row([3], eased)], eased, 10), Sampler)
-    assert isinstance(sampler([Row([3], greedy)], greedy, 10), Greedy)
+    assert isinstance(sampler_for([Row([3], eased)], eased, 10), Sampler)
+    assert isinstance(sampler_for([Row([3], greedy)], greedy, 10), Greedy)
 
 
 @pytest.mark.parametrize(
