@@ -62,7 +62,7 @@ _WINDOW = 32  # how many batches of prompts are sorted by length together
 
 
 class Batch:
-    """Rows decoded together, one step at a time: tokens in, tokens out. speculative/driver.py drives it."""
+    """Rows decoded together, one step at a time: tokens in, tokens out. Its methods: speculative/driver.py."""
 
     def __init__(
         self,
@@ -106,8 +106,7 @@ class Batch:
         return step
 
     def runs_ahead(self) -> bool:
-        """Whether to start the next call before the host has this one's tokens. A GPU would otherwise idle; a CPU
-        loses more on the needless call after a text ends."""
+        """Whether the next call begins before the host has this one's tokens. A GPU would idle; a CPU loses by it."""
         return mx.default_device() == mx.gpu and not self.target.model.ranks
 
     def score(self, logits: mx.array, n: mx.array, token: mx.array, drafted: mx.array) -> list:
@@ -120,8 +119,7 @@ class Batch:
         return list(scores)
 
     def commit(self, step: Step, result: np.ndarray, scores: list) -> None:
-        """Append its accepted tokens and the target's own to each unfinished row, and record what each row
-        gained. result [B, k + 2]: drafted tokens, n, and the target's token."""
+        """Give each unfinished row its new tokens. result [B, k + 2]: drafted tokens, n, and the target's token."""
         scores = [np.array(x) for x in scores]
         step.accepted = [0] * len(self.rows)
         step.gained = [[] for _ in self.rows]
@@ -144,7 +142,6 @@ class Batch:
                 row.score(*(x[b] for x in scores))
 
     def observe(self, step: Step, finished: Sequence[Row]) -> None:
-        """Let the drafter and the schedule learn, and add the finished rows to the prefix cache."""
         self.drafter.learn(finished)
         for row in finished:
             self.target.remember(self.rows.index(row), row.tokens)
@@ -153,7 +150,6 @@ class Batch:
             self.schedule.observe(step, [row.stats.tokens for row in finished])
 
     def admit(self, rows: list[Row], new: Sequence[int]) -> None:
-        """Prefill the rows at the indices `new`; `rows` holds all rows from now on."""
         self.rows = rows
         cached = self.target.admit(len(rows), new, [rows[b].prompt for b in new])
         for b, tokens in zip(new, cached, strict=True):
@@ -162,14 +158,9 @@ class Batch:
         self.target.cache.wait()
 
     def select(self, indices: Sequence[int]) -> None:
-        """Go on with these rows only."""
         self.rows = [self.rows[b] for b in indices]
         self.target.select(indices)
         self.drafter.select(indices)
-
-
-# ---------------------------------------------------------------------------------------------
-# Text
 
 
 class SpeculativeDecoder:
@@ -362,12 +353,17 @@ class SpeculativeDecoder:
                     yield source.results.popleft()
         yield from source.results
 
+    def check(self, prompt: Content, options: Options) -> None:
+        """Raise InputError if the prompt cannot be decoded: see `row`."""
+        checked = check_prompt(prompt)
+        # With a reference: otherwise the memory would be searched for one.
+        reference = checked.reference or options.reference or "-"
+        self.row(replace(checked, reference=reference), options)
+
     def seeded(self, options: Options) -> Options:
         """These options, with a fresh seed if they sample and name none. Ranks take rank 0's."""
         if options.seed is None and options.temp:
-            seed = str(randbits(32))
-            if self.model.ranks:
-                seed, *_ = self.model.ranks.gather(seed)
+            seed, *_ = (self.model.ranks or ALONE).gather(str(randbits(32)))
             options = replace(options, seed=int(seed))
         return options
 

@@ -73,11 +73,10 @@ class T5Layer(Layer):
         super().__init__()
         for name in sublayers:
             self[f"{name}_norm"] = Norm(c.d_model, c.layer_norm_epsilon)
-            self[name] = (
-                FeedForward(c.d_model, c.d_ff, c.activation, c.gated)
-                if name == "feed_forward"
-                else Attention(c.d_model, c.num_heads, c.d_kv)
-            )
+            if name == "feed_forward":
+                self[name] = FeedForward(c.d_model, c.d_ff, c.activation, c.gated)
+            else:
+                self[name] = Attention(c.d_model, c.num_heads, c.d_kv)
 
 
 class T5Stack(Stack):

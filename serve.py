@@ -140,7 +140,7 @@ def text_decoder(models: Models, options: Options, verbose: bool) -> Speculative
     note_alone(decoder)
     with suppress(InputError):  # without llguidance, only what asks for it is refused
         _ = decoder.grammars.ready
-    decoder.row("a", options)  # such as a language that the model does not know
+    decoder.check("a", options)  # such as a language that the model does not know
     return decoder
 
 

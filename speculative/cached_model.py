@@ -37,7 +37,7 @@ class CachedModel:
 
     def admit(self, batch_size: int, indices: Sequence[int], prompts: TokenLists) -> list[int]:
         """Read a prompt for the row at each index in a batch of `batch_size`; rows may be replaced or new ones at the end.
-        Return how many tokens of each prompt had been read already."""
+        Return how many tokens of each prompt were in the prefix cache."""
         self._forget_ahead()
         distinct = {tuple(prompt): prompt for prompt in prompts}  # equal prompts are read once
         fresh, reused = self._read(list(distinct.values()))
@@ -109,8 +109,7 @@ class CachedModel:
         return ahead
 
     def run_ahead(self, contexts: TokenLists, tokens: mx.array, live: Sequence[bool]) -> None:
-        """After a call without drafted tokens, begin the next one with tokens [B] that the host does not know
-        yet. The call is discarded if rows join or leave."""
+        """After a call without drafted tokens, begin the next one with tokens [B] that the host does not know yet."""
         if not any(live):
             return
         self.keep(np.zeros(len(contexts), int))
@@ -119,6 +118,7 @@ class CachedModel:
         mx.async_eval(self._ahead)
 
     def _forget_ahead(self) -> None:
+        """Discard a call that has begun ahead: rows join or leave."""
         if self._ahead is not None and self.cache:
             self._ahead = None
             self.cache.keep(np.zeros(len(self.cache.position), int))

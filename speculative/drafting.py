@@ -183,12 +183,9 @@ class ModelDrafter(Drafter):
         q = None
         if distributions[0] is not None:
             q = mx.stack(distributions[:longest], axis=1)
+        tokens = mx.concatenate(drafted[:longest], axis=1)
         return Draft(
-            mx.concatenate(drafted[:longest], axis=1),
-            self._lengths,
-            q=q,
-            confidence=monitor.confidence,
-            prefill_seconds=prefill_seconds,
+            tokens, self._lengths, q, confidence=monitor.confidence, prefill_seconds=prefill_seconds
         )
 
     def _prefill(self, contexts: TokenLists) -> float:

@@ -123,7 +123,7 @@ class Waiting:
 
 
 class Prompts:
-    """A source of rows for prompts. Takes up to `window` prompts that are available and gives the longest first."""
+    """A source of rows for prompts: of up to `window` prompts that are available, the longest first."""
 
     def __init__(self, prompts: Iterable, make: Callable[[Any], list[Row]], window: int):
         """make: makes the rows of a prompt."""
@@ -143,9 +143,8 @@ class Prompts:
 
     def _fetch(self, wait: bool) -> None:
         """Make the rows of the prompts that are available; with `wait`, of one at least."""
-        fetched = 0
-        while fetched < self._window and not self._ended:
-            if not (self._ready() or (wait and not fetched)):
+        for fetched in range(self._window):
+            if self._ended or not (self._ready() or (wait and not fetched)):
                 break
             new = next(self._prompts, None)
             if new is None:
@@ -155,5 +154,4 @@ class Prompts:
             rows = self._make(prompt)
             self._waiting += rows
             self.index |= {row: (number, i) for i, row in enumerate(rows)}
-            fetched += 1
         self._waiting.sort(key=lambda row: (-len(row.prompt), self.index[row]), reverse=True)

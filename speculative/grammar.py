@@ -40,8 +40,7 @@ class Matcher:
         return length == len(text)
 
     def allowed(self, text: Sequence[int]) -> np.ndarray:
-        """The tokens that may follow a text, boolean [V or a few more]: none if it is not allowed itself, and only the ends
-        if the engine has failed."""
+        """The tokens that may follow, boolean [V or a few more]: none of a wrong text, only ends if the engine failed."""
         fits = self.go_to(text)
         mask = self._engine.compute_bitmask()
         bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little").astype(bool)

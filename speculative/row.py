@@ -52,11 +52,7 @@ class Stats:
     @property
     def drafting(self) -> dict[str, int]:
         """The counts that every report shows."""
-        return {
-            "target_calls": self.target_calls,
-            "draft_tokens": self.draft_tokens,
-            "accepted": self.accepted,
-        }
+        return {name: getattr(self, name) for name in ("target_calls", "draft_tokens", "accepted")}
 
     @property
     def acceptance(self) -> float:
@@ -73,8 +69,8 @@ class Stats:
 
     def histogram(self) -> list[int]:
         """The number of steps for each number of drafted tokens kept: [0] kept none."""
-        most = max(self.accepted_lengths, default=0)
-        return [self.accepted_lengths[length] for length in range(most + 1)]
+        longest = max(self.accepted_lengths, default=0)
+        return [self.accepted_lengths[length] for length in range(longest + 1)]
 
 
 @dataclass(eq=False)
@@ -130,8 +126,8 @@ class Row:
         return 0 if self.finish_reason else self.max_tokens - len(self.origins)
 
     def commit(self, tokens: Sequence[int], origins: Sequence[str], ends: Container[int]) -> int:
-        """Append accepted draft tokens and, as the last one, the target's own, until one ends the text or the room is
-        full. Return how many draft tokens were kept. origins: of each token."""
+        """Append accepted draft tokens and, at last, the target's own, until one ends the text or the room is full.
+        Return how many draft tokens were kept. origins: of each token."""
         before = len(self.origins)
         stops = self.options.stop_token_ids or ()
         is_end = False

@@ -211,8 +211,8 @@ class Sampler:
 
 
 def _padded_q(draft: Draft, vocab_size: int) -> mx.array:
-    """The draft's distributions [B, k + 1, V]: one-hot where the tokens were certain, zero for ids
-    that the drafter lacks and beyond each row's length, where only the target counts."""
+    """The draft's distributions [B, k + 1, V]: one-hot where tokens were certain, zero for ids that the drafter lacks
+    and beyond each row's length, where only the target counts."""
     q = (draft.tokens[..., None] == mx.arange(vocab_size)).astype(mx.float32)
     if draft.q is not None:
         drawn = mx.pad(draft.q, [(0, 0), (0, 0), (0, vocab_size - draft.q.shape[-1])])

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from speculative.draft import Candidate, Plan, Step, no_plan
+from speculative.model import common_prefix
 from speculative.options import AUTO
 
 KNOTS = (0, 1, 2, 4, 8, 16, 32, 64)  # tokens to check; no draft is longer
@@ -320,6 +321,5 @@ def hindsight(step: Step) -> Iterator[tuple[Candidate, int, bool]]:
         for candidate in candidates:
             if candidate.copy and candidate is not drafted:
                 tokens = candidate.copy(min(len(gained), candidate.max_length))
-                equal = [ours == theirs for ours, theirs in zip(tokens, gained, strict=False)]
-                passed = [*equal, False].index(False)
+                passed = len(common_prefix([tokens, gained]))
                 yield candidate, passed, passed < len(tokens)

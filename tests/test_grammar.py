@@ -233,7 +233,7 @@ def test_the_grammar_wins_over_bans(demo_pair):
 )
 def test_a_wrong_form_is_one_line(demo_pair, form, reason):
     with pytest.raises(InputError, match=reason) as error:
-        SpeculativeDecoder(*demo_pair[:2]).row("x", Options(**form))
+        SpeculativeDecoder(*demo_pair[:2]).check("x", Options(**form))
     assert "\n" not in str(error.value) and len(str(error.value)) < 400
 
 
