@@ -1,4 +1,4 @@
-"""What the encoder-decoder models share: attention, stacks of layers, and their part of a model's contract.
+"""The parts that encoder-decoder models share: attention, stacks of layers, and their part of a model's contract.
 
 Shapes: B rows, S source tokens, T new tokens, N cache slots, H heads, D head width, V vocabulary.
 """
@@ -154,8 +154,8 @@ class Stack(nn.Module):
         return part
 
     def mixed(self, previous: mx.array) -> mx.array:
-        """What `mix` makes of a draft model's own state, [B, T, D], or of the target's, [B, T, STATES D]. An older `mix` reads
-        the last of these alone."""
+        """`mix` of a draft model's own state, [B, T, D], or of the target's, [B, T, STATES D]. An older one reads the last of
+        these alone."""
         weight = self.mix.weight
         D = len(weight)
         if previous.shape[-1] == D:
@@ -250,9 +250,9 @@ class EncoderDecoder(Model, nn.Module):
         model lacks (another model's) become padding. InputError if a source is empty or too long."""
         tokens, mask = padded(prompts, self.config.pad_token_id)
         S = tokens.shape[1]
-        most = self.config.max_prompt_tokens
-        if most is not None and most < S:
-            raise InputError(f"a source of {S} tokens; the model reads {most} at most")
+        limit = self.config.max_prompt_tokens
+        if limit is not None and limit < S:
+            raise InputError(f"a source of {S} tokens; the model reads {limit} at most")
         if not mask.any(axis=1).all():
             raise InputError("a source without a token cannot be encoded")
         tokens = replace_unknown(tokens, self.source_vocab_size, self.config.pad_token_id)

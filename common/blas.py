@@ -1,4 +1,4 @@
-"""What MLX finds when it starts: exact products in float32, and on Linux a fast BLAS. Import this before mlx.
+"""For MLX to find when it starts: exact products in float32, and on Linux a fast BLAS. Import this before mlx.
 
 On Apple's M5 (and NVIDIA's GPUs) MLX rounds the factors of float32 products to TF32's 11 bits, unless a product has one
 row (MLX's issue 4411). A check of several tokens would not be exact, so we ask for full float32.

@@ -65,8 +65,8 @@ def probabilities(
     logits = logits / _on_device(np.maximum(temp, 1e-30))  # smaller ones are 0 in float32
     if np.any(top_k) or np.any(np.less(top_p, 1)):
         # A multiple of 64, so that a row's sums do not depend on another row's top_k.
-        most = -(-int(min(np.max(top_k), V)) // 64) * 64 if np.all(top_k) else V
-        order = best_tokens(logits, min(most, V))
+        count = -(-int(min(np.max(top_k), V)) // 64) * 64 if np.all(top_k) else V
+        order = best_tokens(logits, min(count, V))
         ranked = mx.take_along_axis(logits, order, axis=-1)
         rank = mx.arange(order.shape[-1])
         keep = rank < _on_device(np.where(np.equal(top_k, 0), V, np.minimum(np.float64(top_k), V)))
@@ -77,8 +77,8 @@ def probabilities(
         ranked, none = mx.where(keep, ranked, -mx.inf), mx.full(logits.shape, -mx.inf)
         logits = mx.put_along_axis(none, order, ranked, axis=-1)
     if np.any(min_p):  # the best token's logit is 0 here
-        least = _on_device(np.log(np.maximum(min_p, 1e-300)))
-        logits = mx.where(logits >= least, logits, -mx.inf)
+        lowest = _on_device(np.log(np.maximum(min_p, 1e-300)))
+        logits = mx.where(logits >= lowest, logits, -mx.inf)
     p, greedy = mx.softmax(logits, axis=-1), np.equal(temp, 0)
     return mx.where(mx.array(greedy), mx.arange(V) == best, p) if greedy.any() else p
 

@@ -37,14 +37,14 @@ PLAIN, COPIED, MODELLED = range(3)  # ways of a step
 
 
 def _plan(
-    candidates: Sequence[Candidate | None], room: Sequence[int], most: Sequence[int], **others: Any
+    chosen: Sequence[Candidate | None], room: Sequence[int], limits: Sequence[int], **others: Any
 ) -> Plan:
-    """A plan to draft at most `most` tokens of each row's candidate. others: the plan's other fields."""
-    limits = []
-    for candidate, left, number in zip(candidates, room, most, strict=True):
-        limits.append(max(0, min(candidate.max_length, left, number)) if candidate else 0)
-    drafting = [c if n > 0 else None for c, n in zip(candidates, limits, strict=True)]
-    return Plan(drafting, np.array(limits, np.int32), **others)
+    """A plan to draft up to `limits` tokens of each row's candidate. others: the plan's other fields."""
+    lengths = []
+    for candidate, left, limit in zip(chosen, room, limits, strict=True):
+        lengths.append(max(0, min(candidate.max_length, left, limit)) if candidate else 0)
+    drafting = [c if n > 0 else None for c, n in zip(chosen, lengths, strict=True)]
+    return Plan(drafting, np.array(lengths, np.int32), **others)
 
 
 def _way(candidate: Candidate) -> int:
@@ -181,13 +181,13 @@ class Schedule:
         if not fixed:
             return plan
         drafting = list(plan.candidates)
-        most = plan.limits.tolist()
+        limits = plan.limits.tolist()
         for b, number in fixed.items():
             drafting[b] = self._best(candidates[b], room[b], number)
-            most[b] = number
+            limits[b] = number
         idle_next = plan.idle_next and not any(n and drafting[b] for b, n in fixed.items())
         stop = plan.stop and replace(plan.stop, min_tokens=max(fixed.values()))
-        return _plan(drafting, room, most, learns=plan.learns, stop=stop, idle_next=idle_next)
+        return _plan(drafting, room, limits, learns=plan.learns, stop=stop, idle_next=idle_next)
 
     def _best(self, candidates: Sequence[Candidate], room: int, number: int) -> Candidate | None:
         """The likeliest copy or the draft model: what promises the most tokens a second in drafts of this number, at the
@@ -229,14 +229,14 @@ class Schedule:
                 usable = [c for c in of_row if _way(c) <= way]
                 tokens = ((self._brings(c, r, t, rate), c) for c in usable)
                 brought.append([(0.0 * t, None), *tokens])
-            most = sum(np.maximum.reduce([tokens for tokens, _ in of_row]) for of_row in brought)
-            rates = (live + most) / (call + d * (way == MODELLED) * t)
+            gained = sum(np.maximum.reduce([tokens for tokens, _ in of_row]) for of_row in brought)
+            rates = (live + gained) / (call + d * (way == MODELLED) * t)
             if rates.max() > rate:
                 k = int(rates.argmax())
                 rate = rates.max()
                 best = [max(of_row, key=lambda each: each[0][k])[1] for of_row in brought]
-        most = [k if c is None or c.copy else longest for c in best]
-        plan = _plan(best, room, most, learns=True)
+        limits = [k if c is None or c.copy else longest for c in best]
+        plan = _plan(best, room, limits, learns=True)
         drafting = [*zip(plan.candidates, plan.limits.tolist(), strict=True)]
         if any(c and not c.copy for c, _ in drafting):
             copied = max((n for c, n in drafting if c and c.copy), default=0)
