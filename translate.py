@@ -41,62 +41,32 @@ def parse_args(argv: list[str] | None = None):
         prog="translate.py", description="Translate documents, sentence by sentence."
     )
     flag = parser.add_argument
-    flag(
-        "documents",
-        nargs="+",
-        metavar="FILE",
-        type=cli.name,
-        help=f"a document ({', '.join(FORMATS)}), or a folder with some; - reads standard input and prints",
-    )
+    # fmt: off
+    flag("documents", nargs="+", metavar="FILE", type=cli.name,
+         help=f"a document ({', '.join(FORMATS)}), or a folder with some; - reads standard input and prints")
     flags.add_shared(parser, *flags.MODELS, "--distill")
-    flag(
-        "--output",
-        "-o",
-        type=cli.path,
-        metavar="FILE",
-        help="the file to write, or a folder (default: the document's name with the language: a.de.txt)",
-    )
-    flag(
-        "--encoding",
-        metavar="NAME",
-        help="of documents of text, such as windows-1250 (default: UTF-8, or else a guess)",
-    )
+    flag("--output", "-o", type=cli.path, metavar="FILE",
+         help="the file to write, or a folder (default: the document's name with the language: a.de.txt)")
+    flag("--encoding", metavar="NAME",
+         help="of documents of text, such as windows-1250 (default: UTF-8, or else a guess)")
     flag("--bilingual", action="store_true", help="keep the source, with its translation below")
     flag("--cue-by-cue", action="store_true", help="subtitles: join no cues into sentences")
     flag("--no-fuzzy", dest="fuzzy", action="store_false", help=".po: do not mark texts as fuzzy")
-    flag(
-        "--report",
-        type=cli.path,
-        metavar="FILE",
-        help="write sources beside texts with what to check, tab-separated",
-    )
+    flag("--report", type=cli.path, metavar="FILE",
+         help="write sources beside texts with what to check, tab-separated")
     flag("--force", action="store_true", help="replace files that exist")
-    flag(
-        "--whole",
-        action=argparse.BooleanOptionalAction,
-        help="translate paragraphs as a whole, for a model that reads more than a sentence (default: those with a chat template)",
-    )
-    flag(
-        "--terms",
-        type=cli.path,
-        metavar="FILE",
-        help="a glossary, tab-separated (.tsv, .txt): list where a term's translation is missing",
-    )
-    flag(
-        "--batch-size",
-        type=cli.positive,
-        default=BATCH_SIZE,
-        metavar="N",
-        help="sentences to decode in one batch (default: %(default)s)",
-    )
+    flag("--whole", action=argparse.BooleanOptionalAction,
+         help="translate paragraphs as a whole, for a model that reads more than a sentence (default: those with a chat template)")
+    flag("--terms", type=cli.path, metavar="FILE",
+         help="a glossary, tab-separated (.tsv, .txt): list where a term's translation is missing")
+    flag("--batch-size", type=cli.positive, default=BATCH_SIZE, metavar="N",
+         help="sentences to decode in one batch (default: %(default)s)")
     flags.add_shared(parser, "--memory", "--memory-append")
-    flag(
-        "--memory-exact",
-        action="store_true",
-        help="use the memory's text of the same sentence or passage as it is",
-    )
+    flag("--memory-exact", action="store_true",
+         help="use the memory's text of the same sentence or passage as it is")
     flags.add_options(parser, without=("logprobs", "num_samples", "reference", "stop"))
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
+    # fmt: on
     args = parser.parse_with_files(argv)
     flags.check_models(args, parser)
     is_one = len(args.documents) == 1 and not Path(args.documents[0]).is_dir()
@@ -131,15 +101,9 @@ def run_command(args, ranks: Ranks) -> None:
     decoder = open_decoder(models, options, ranks, args.verbose)
     summary = Summary()
     translator = Translator(
-        decoder,
-        options,
-        args.batch_size,
-        args.whole,
-        terms,
-        exact=args.memory_exact,
-        memory_file=memory_file,
-        on_response=summary.add,
-    )
+        decoder, options, args.batch_size, args.whole, terms, exact=args.memory_exact,
+        memory_file=memory_file, on_response=summary.add,
+    )  # fmt: skip
     report_languages(translator)
     languages = translator.source_lang, translator.target_lang
     files = [

@@ -16,31 +16,24 @@ from documents import gettext, html, markdown, plain, subtitles, word
 from documents.document import Document
 from documents.encodings import decoded
 
-FORMATS: dict[str, Callable[[bytes], Document]] = {
-    ".txt": plain.parse,
-    ".md": markdown.parse,
-    ".markdown": markdown.parse,
-    ".mdx": markdown.parse,
-    ".qmd": markdown.parse,
-    ".docx": word.parse,
-    ".html": html.parse,
-    ".htm": html.parse,
-    ".xhtml": html.parse,
-    ".epub": html.parse_epub,
-    ".po": gettext.parse,
-    ".pot": gettext.parse,
-    ".srt": subtitles.parse,
-    ".vtt": subtitles.parse,
-    ".ass": subtitles.parse_ass,
-    ".ssa": subtitles.parse_ass,
+_PARSERS: dict[Callable[[bytes], Document], str] = {
+    plain.parse: ".txt",
+    markdown.parse: ".md .markdown .mdx .qmd",
+    word.parse: ".docx",
+    html.parse: ".html .htm .xhtml",
+    html.parse_epub: ".epub",
+    gettext.parse: ".po .pot",
+    subtitles.parse: ".srt .vtt",
+    subtitles.parse_ass: ".ass .ssa",
 }
+FORMATS = {ending: parse for parse, endings in _PARSERS.items() for ending in endings.split()}
 
 # What turns other formats into one of these
+_CONVERT = "convert it: textutil -convert docx {0} (or soffice --convert-to docx)"
 _INSTEAD = {
-    **dict.fromkeys(
-        (".doc", ".rtf", ".odt"),
-        "convert it: textutil -convert docx {0} (or soffice --convert-to docx)",
-    ),
+    ".doc": _CONVERT,
+    ".rtf": _CONVERT,
+    ".odt": _CONVERT,
     ".pages": "export it as Word or EPUB from Pages",
     ".pdf": "a PDF has no paragraphs; convert it to .docx, and look at the result",
 }
@@ -63,7 +56,7 @@ def read(path: Path, data: bytes, encoding: str | None = None, **options: bool) 
         raise InputError(f"{path}: not a document: they end in {', '.join(FORMATS)}")
     applied = {option: on for option, on in options.items() if suffix in OPTIONS[option]}
     try:
-        is_markup = suffix in (".html", ".htm", ".xhtml")
+        is_markup = FORMATS[suffix] is html.parse
         return decoded(partial(FORMATS[suffix], **applied), data, encoding, is_markup)
     except ImportError:
         needed = f"{path.name} needs: pip install -r requirements-documents.txt"

@@ -65,15 +65,12 @@ def load_all(
     names: Iterable[str], output: Path | None, encoding: str | None, **options: bool
 ) -> tuple[list[File], list[InputError]]:
     """The documents of these names and in these folders, and what is wrong with the others. An error if none can be read."""
-    found = [*files_of(names)]
     files = list[File]()
     failures = list[InputError]()
-    for name, inside in found:
+    for name, inside in files_of(names):
         try:
             files.append(load(name, output, encoding, **options)._replace(inside=inside))
         except (InputError, OSError) as error:
-            if len(found) == 1:
-                raise
             reason = getattr(error, "strerror", None)
             failures.append(InputError(f"{name}: {reason}" if reason else str(error)))
     if not files:

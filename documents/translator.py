@@ -2,6 +2,7 @@
 
 import re
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import partial
@@ -40,13 +41,6 @@ _FULL = 0.6  # of the longest output: longer sentences are cut
 _ALIGNED = 32  # sentences whose words are aligned before a server's other requests go on
 _LONG = 5  # characters of a text for one of its source, more than any language needs
 _QUOTED = re.compile(r"""["'“„«「『].*["'”“»」』]""")
-
-
-class _Pending(NamedTuple):
-    """A sentence that is being decoded."""
-
-    row: Row
-    journals: list[Journal]  # of the documents that have it
 
 
 class Line(NamedTuple):
@@ -124,7 +118,8 @@ class Translator:
             self.aligners[self.languages] = Aligner.of(self.decoder, self.options)
         self.aligner = self.aligners[self.languages]
         self._phrases = Phrases([term.prompt for term in self.terms])
-        self._pending = dict[str, _Pending]()  # by sentence
+        self._pending = dict[str, Row]()  # that are being decoded, by sentence
+        self._journals = defaultdict[str, list[Journal]](list)  # that want these sentences
         self._cut = set[str]()  # sentences whose translations are not whole
 
     def translate(self, document: Document, name: str = "") -> Translation:
@@ -189,7 +184,6 @@ class Translator:
         texts = list[str | None]()
         targets = list[Targets]()
         lines = list[Line]()
-        has_text = False
         for passage, pattern, of_passage in zip(document.passages, patterns, pairs, strict=True):
             text = "".join(new for _, new in of_passage)
             goes = targets_of(of_passage, passage.formatting, aligned)
@@ -198,19 +192,17 @@ class Translator:
             if any(pair in aligned for pair in of_passage):
                 problems += _to_check(passage, goes)
             from_memory = all(_parts(piece)[1] in self._exact for piece, _ in of_passage)
-            lines.append(
-                Line(passage.location, _flat(passage.text), _flat(text), from_memory, problems)
-            )
+            flat = _flat(passage.text), _flat(text)
+            lines.append(Line(passage.location, *flat, from_memory, problems))
             targets.append(goes)
             is_lost = document.strict and changed(passage.text, text, pattern)
             texts.append(None if is_lost else text)
-            has_text = has_text or translatable(passage.text, pattern)
         written = document.write(texts, targets)
-        for number, problems in written.problems.items():
-            lines[number].problems.extend(problems)
+        for number, more in written.problems.items():
+            lines[number].problems.extend(more)
         notes = [*document.notes, *written.notes]
         from_memory = sum(line.from_memory for line in lines)
-        if not has_text:
+        if not any(map(translatable, (line.source for line in lines), patterns)):
             notes.append("nothing in it was translated: it has no text")
         if from_memory:
             notes.append(f"{from_memory} of {len(lines)} texts are the memory's")
@@ -248,16 +240,16 @@ class Translator:
             if sentence not in self._pending:
                 prompt = self._framed(sentence)
                 (row,) = self.decoder.rows(prompt, self.options, seeds, self.max_prompt_tokens)
-                self._pending[sentence] = _Pending(row, [])
-            pending = self._pending[sentence]
+                self._pending[sentence] = row
             if journal:
-                pending.journals.append(journal)
-            yield pending.row
+                self._journals[sentence].append(journal)
+            yield self._pending[sentence]
 
     def finish(self, row: Row) -> None:
         """Take a sentence's text."""
         response = respond(row)
-        pending = self._pending.pop(response.prompt)
+        del self._pending[response.prompt]
+        journals = self._journals.pop(response.prompt, ())
         self.on_response(response)
         text = " ".join(response.text.splitlines()).strip()
         self.texts[response.prompt] = text or response.prompt
@@ -265,7 +257,7 @@ class Translator:
             self._cut.add(response.prompt)
             return
         pair = Pair(response.prompt, text, *self.languages)
-        for journal in pending.journals:
+        for journal in journals:
             journal.append([pair.prompt, pair.text])
         if self.memory_file and pair not in (self.decoder.memory or ()):
             self.memory_file.append(pair)
