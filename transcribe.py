@@ -8,7 +8,6 @@ import terminal  # noqa: F401 (first: it checks Python and the packages)
 
 # isort: split
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import InputError, errors_name
@@ -17,7 +16,6 @@ from decoder import BATCH_SIZE
 from demo.pair import demo_model
 from distributed.ranks import session
 from speech.formats import FORMATS
-from speech.options import TranscribeOptions
 from speech.outputs import Output
 from speech.reference import Part, parse
 from speech.transcriber import Transcriber
@@ -25,6 +23,7 @@ from terminal import cli
 from terminal.flags import add_shared, check_apart, check_models, note_unused
 from terminal.models import distill_while_decoding, merge_adapter, note_learned
 from terminal.speech_flags import (
+    FOREIGN,
     add_transcript_flags,
     layout_of,
     options_of,
@@ -66,8 +65,8 @@ def parse_args(argv: list[str] | None = None):
     flag("--resume", action="store_true",
          help="go on with a run that was interrupted: pass over what has its files")
     flag("--verbose", action=argparse.BooleanOptionalAction, default=False, help="print statistics to stderr at the end")
-    for name in ("--fp16", "--hallucination-silence-threshold"):  # mlx_whisper's
-        flag(name, help=argparse.SUPPRESS)
+    for name in FOREIGN:
+        flag(f"--{name.replace('_', '-')}", help=argparse.SUPPRESS)
     # fmt: on
     args = parser.parse_with_files(argv)
     if args.live:
@@ -90,18 +89,6 @@ def parse_args(argv: list[str] | None = None):
     return args
 
 
-def file_names(sources: Sequence[str], output_name: str | None, output: Output) -> list[str]:
-    """The names of each sound's files, without the format."""
-    names = ["stdin" if source == STDIN else Path(source).stem for source in sources]
-    if output_name:
-        if len(names) > 1:
-            raise InputError("--output-name works for one file only")
-        for each in output.formats:
-            output_name = output_name.removesuffix(f".{each}")
-        names = [output_name]
-    return names
-
-
 def read_reference(path: Path) -> tuple[Part, ...]:
     with errors_name(path):
         try:
@@ -110,32 +97,34 @@ def read_reference(path: Path) -> tuple[Part, ...]:
             raise InputError("not UTF-8 text") from None
 
 
-def missing_files(args: argparse.Namespace, output: Output, names: Sequence[str]) -> list[int]:
-    """The numbers of the sounds whose files are not all there. InputError or OSError if one may not or cannot be
-    written."""
-    if output.folder:
-        written = [
-            (f"the transcript of {file}", Path(f"{output.base(name)}.{each}"))
-            for file, name in zip(args.audio, names, strict=True)
-            for each in output.formats
-        ]
-        check_apart(args, written)
-        output.folder.mkdir(parents=True, exist_ok=True)
-    missing = [i for i, name in enumerate(names) if not output.folder or output.check(name)]
-    if len(missing) < len(names):
-        reporter.note(f"{len(names) - len(missing)} of {len(names)} files were transcribed before")
+def sounds_and_names(args: argparse.Namespace, output: Output) -> list[tuple[str, str]]:
+    """The sounds whose files are not all there, with the names of their files, without the format. InputError or OSError if
+    a file may not or cannot be written."""
+    names = ["stdin" if source == STDIN else Path(source).stem for source in args.audio]
+    if args.output_name:
+        if len(names) > 1:
+            raise InputError("--output-name works for one file only")
+        names = [args.output_name]
+        for each in output.formats:
+            names = [name.removesuffix(f".{each}") for name in names]
+    sounds = list(zip(args.audio, names, strict=True))
+    if not output.folder:
+        return sounds
+    check_apart(
+        args,
+        [
+            (f"the transcript of {source}", path)
+            for source, name in sounds
+            for path in output.files(name).values()
+        ],
+    )
+    output.folder.mkdir(parents=True, exist_ok=True)
+    missing = [(source, name) for source, name in sounds if output.check(name)]
+    if len(missing) < len(sounds):
+        reporter.note(
+            f"{len(sounds) - len(missing)} of {len(sounds)} files were transcribed before"
+        )
     return missing
-
-
-def note_long_prompt(transcriber: Transcriber, options: TranscribeOptions) -> None:
-    """Say on stderr if the model does not see all of the prompt."""
-    given = [name for name in ("hotwords", "initial_prompt") if getattr(options, name)]
-    prompt = " ".join(getattr(options, name) for name in given)
-    tokens = transcriber.tokenizer.encode(prompt, add_special_tokens=False)
-    most = transcriber.model.config.max_positions // 2 - 1
-    if len(tokens) > most:
-        flags = " and ".join(f"--{name.replace('_', '-')}" for name in given)
-        reporter.note(f"{flags}: {len(tokens)} tokens, of which the model sees {most}")
 
 
 def run_command(args: argparse.Namespace) -> None:
@@ -145,9 +134,8 @@ def run_command(args: argparse.Namespace) -> None:
         no_speech_probs=args.output_format in ("json", "all"),
     )
     output = Output(args.output_format, args.output_dir, layout_of(args), args.force, args.resume)
-    names = file_names(args.audio, args.output_name, output)
-    missing = missing_files(args, output, names)
-    if not missing:
+    sounds = sounds_and_names(args, output)
+    if not sounds:
         return
     merge_adapter(args)
     model = args.model
@@ -160,14 +148,10 @@ def run_command(args: argparse.Namespace) -> None:
     if distills:
         distill_while_decoding(transcriber, args.distill)
     cli.note_types(transcriber.model, transcriber.decoder.draft_model)
-    note_long_prompt(transcriber, options)
     if args.live:
-        sound = args.audio[0], args.device
-        transcribe_live(transcriber, *sound, options, output, names[0], args.verbose)
+        transcribe_live(transcriber, *sounds[0], args.device, options, output, args.verbose)
         return
-    sources = [args.audio[i] for i in missing]
-    names = [names[i] for i in missing]
-    files = AudioFiles(transcriber, sources, options, output, names, args.audio_track)
+    files = AudioFiles(transcriber, sounds, options, output, args.audio_track)
     files.transcribe(args.batch_size, args.verbose)
     note_learned(transcriber.decoder)
 

@@ -18,7 +18,6 @@ _MOST = 3.0  # the strength of a sentence's end
 _SENTENCE = re.compile(r"""[.?!…。？！]["'”’)\]»]*$""")  # noqa: RUF001
 _CLAUSE = re.compile(r"""[,;:、，]["'”’)\]»]*$""")  # noqa: RUF001
 
-Line = list[Word]
 Cue = tuple[float, float, str]  # beginning and end in seconds, text
 Escape = Callable[[str], str]  # writes a text in a format that has tags
 
@@ -40,54 +39,11 @@ def _spread(words: Sequence[Word]) -> Iterator[Word]:
             yield word if len(group) == 1 else replace(word, start=start, end=start + share)
 
 
-def _subtitles(transcript: Transcript, layout: Layout) -> Iterator[list[Line]]:
-    """The lines of each subtitle, from words, broken where OpenAI's program breaks them."""
-    width = layout.max_line_width
-    count = layout.max_line_count
-    apart = width is None or count is None  # a subtitle is within a segment
-    lines: list[Line] = []
-    length = 0
-    last = 0.0
-    for segment in transcript.segments:
-        for i, word in enumerate(_spread(segment.words or ())):
-            new = apart and i % (layout.max_words_per_line or 1000) == 0
-            pause = not apart and word.start - last > 3
-            last = word.start
-            if lines and not new and not pause and length + len(word.word) <= (width or 1000):
-                lines[-1].append(word)
-                length += len(word.word)
-                continue
-            if lines and (new or (count and (pause or len(lines) >= count))):
-                yield lines
-                lines = []
-            lines.append([word])
-            length = len(word.word.strip())
-    if lines:
-        yield lines
-
-
-def _text(lines: list[Line], escape: Escape, marked: Word | None = None) -> str:
-    def shown(word: Word) -> str:
-        text = escape(word.word)
-        return text.replace(text.strip(), f"<u>{text.strip()}</u>", 1) if word is marked else text
-
-    return "\n".join("".join(map(shown, line)).strip() for line in lines)
-
-
-def _highlighted(lines: list[Line], escape: Escape) -> Iterator[Cue]:
-    words = [word for line in lines for word in line]
-    last = words[0].start
-    for word in words:
-        if word.start - last >= 0.001:
-            yield last, word.start, _text(lines, escape)
-        yield word.start, word.end, _text(lines, escape, word)
-        last = word.end
-
-
 def cues(words: Sequence[Word], layout: Layout, end: float) -> Iterator[tuple[float, float, str]]:
-    """The start, end and lines of each cue, so divided that the sum of costs is least. end: the sound's, in seconds"""
+    """The start, end and lines of each cue for reading, so divided that the sum of costs is least. end: the sound's, in seconds"""
     max_width = layout.max_line_width or _MAX_WIDTH
     max_lines = layout.max_line_count or _MAX_LINES
+    max_words = layout.max_words_per_line or len(words)
     starts = [*(word.start for word in words), end + layout.cue_gap]
     strengths = [_strength(word, after) for word, after in zip(words, starts[1:], strict=True)]
     costs = [0.0, *[math.inf] * len(words)]  # of the first n words
@@ -104,6 +60,7 @@ def cues(words: Sequence[Word], layout: Layout, end: float) -> Iterator[tuple[fl
                 lines += 1
                 length = len(text.strip())
             too_long = words[last].end - words[first].start > layout.max_cue_seconds
+            too_long = too_long or last - first >= max_words
             if last > first and (too_long or lines > max_lines):
                 break
             shown = _end(words[first].start, words[last].end, size, starts[last + 1], layout)
@@ -151,23 +108,17 @@ def _balanced(text: str, max_width: int) -> str:
 
 
 def _cues(transcript: Transcript, layout: Layout, escape: Escape = str) -> Iterator[Cue]:
-    if layout.subtitles:
+    if layout.makes_cues:
         words = [word for segment in transcript.segments for word in _spread(_words(segment))]
         for start, end, text in cues(words, layout, transcript.duration):
             yield start, end, escape(text)
-        return
-    if any(segment.words for segment in transcript.segments):
-        for lines in _subtitles(transcript, layout):
-            if layout.highlight_words:
-                yield from _highlighted(lines, escape)
-            else:
-                yield lines[0][0].start, lines[-1][-1].end, _text(lines, escape)
         return
     for segment in transcript.segments:
         text = segment.text.strip()
         if layout.max_line_width:
             text = textwrap.fill(text, layout.max_line_width, break_on_hyphens=False)
-        yield segment.start, segment.end, escape(text)
+        if segment.words != ():  # otherwise a word before has taken its text, a mark
+            yield segment.start, segment.end, escape(text)
 
 
 def _cue(cue: Cue, hours: bool, point: str) -> str:

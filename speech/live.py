@@ -180,7 +180,8 @@ class Live:
         pipeline = self._pipeline
         window = pipeline.window(self._features(size), draft=self._draft)
         language = pipeline.language
-        if pipeline.detects and self._first / FRAMES == self._start:
+        unknown = pipeline.options.language is None and pipeline.special.languages
+        if unknown and self._first / FRAMES == self._start:
             language = yield from pipeline.detect(window)
         assert language
         if tries is None:

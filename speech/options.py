@@ -113,8 +113,6 @@ class TranscribeOptions:
         "decode windows cut at pauses in one batch; the text may differ; needs --vad"
     )
     word_timestamps: bool = _switch("find when each word is spoken, for subtitles and JSON")
-    prepend_punctuations: str = option(BEFORE, _TEXT, "marks that belong to the next word")
-    append_punctuations: str = option(AFTER, _TEXT, "marks that belong to the word before")
     reference: tuple[Part, ...] = ()  # what the text may resemble, from which drafts are copied
     no_speech_probs: bool = False  # for every segment, which takes one more call per window
 
@@ -132,17 +130,13 @@ class TranscribeOptions:
 
 @dataclass(frozen=True)
 class Layout:
-    """How subtitles are broken into cues and lines. All but the width needs words' times. The numbers of cues for reading
-    are Netflix's and Subtitle Edit's."""
+    """How subtitles are broken into cues and lines, by words' times: the numbers are Netflix's and Subtitle Edit's."""
 
     max_line_width: int | None = _size(
         "characters of a line of subtitles", "any; with --subtitles 42"
     )
-    max_line_count: int | None = _size(
-        "lines of a subtitle, with --max-line-width or --subtitles", "any; with --subtitles 2"
-    )
-    max_words_per_line: int | None = _size("words of a subtitle", "any")
-    highlight_words: bool = _switch("underline each word of a subtitle while it is spoken")
+    max_line_count: int | None = _size("lines of a cue; brings --subtitles", "2 with --subtitles")
+    max_words_per_line: int | None = _size("words of a cue; brings --subtitles", "any")
     subtitles: bool = _switch("make srt and vtt for reading, by words' times and these numbers:")
     min_cue_seconds: float = option(1.0, _POSITIVE, "a cue's minimum duration, if there is time")
     max_cue_seconds: float = option(7.0, _POSITIVE, "a cue's maximum duration")
@@ -151,3 +145,8 @@ class Layout:
 
     def __post_init__(self):
         check_values(self)
+
+    @property
+    def makes_cues(self) -> bool:
+        """Whether cues are made for reading, which needs the times of words; otherwise they are segments."""
+        return bool(self.subtitles or self.max_line_count or self.max_words_per_line)

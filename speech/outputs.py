@@ -38,9 +38,9 @@ class Output:
     def files(self, name: str) -> dict[str, Path]:
         """The files of this name, by format, but with `resume` only those that do not exist."""
         files = {each: Path(f"{self.base(name)}.{each}") for each in self.formats}
-        if not self.resume or self.force:
-            return files
-        return {each: path for each, path in files.items() if not path.is_file()}
+        if self.resume and not self.force:
+            files = {each: path for each, path in files.items() if not path.is_file()}
+        return files
 
     def check(self, name: str) -> bool:
         """Whether there are files to write of this name. InputError if one exists and may not be replaced; OSError if one

@@ -96,11 +96,6 @@ class Pipeline:
         padded[: len(features)] = features
         return Window(SoundPrompt(padded), seek, len(features), [*draft])
 
-    @property
-    def detects(self) -> bool:
-        """Whether nobody has said what the language is."""
-        return self.options.language is None and bool(self.special.languages)
-
     def detect(self, window: Window) -> Generator[Work, Any, str]:
         """The code of the language of a window: the one so far, unless another is clearly more probable."""
         codes = {id: code for code, id in self.special.languages.items()}
@@ -257,10 +252,9 @@ class Pipeline:
     ) -> Window:
         """The window with its words. weights: see `attended`"""
         spaces = has_spaces(self.language or "en", self.options.task)
-        marks = self.options.prepend_punctuations, self.options.append_punctuations
         words = timed_words(split(window.text(self.special), self.text, spaces), *weights)
         before = self._spoken if self._leaves_rest else window.start
-        placed = place_words(window.segments, words, self.special.is_text, before, marks)
+        placed = place_words(window.segments, words, self.special.is_text, before)
         pairs = list(zip(window.segments, placed, strict=True))
         if not self.options.word_timestamps:
             segments = tuple(replace(old, words=new.words) for old, new in pairs)

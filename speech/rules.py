@@ -54,8 +54,7 @@ class Special:
         """
 
         def token(*names: str) -> int:
-            for name in names:
-                id = tokenizer.token_to_id(f"<|{name}|>")
+            for id in (tokenizer.token_to_id(f"<|{name}|>") for name in names):
                 if id is not None:
                     return id
             raise InputError(f"the tokenizer has no <|{names[0]}|>: not a Whisper model's")
@@ -70,13 +69,16 @@ class Special:
             if start < id < min(tasks.values()) and _LANGUAGE.fullmatch(token.content)
         }
         end = tokenizer.token_to_id("<|endoftext|>")
-        end = config.eos_token_ids[0] if end is None else end  # a fine-tune's config may be wrong
+        if end is None:  # otherwise the tokenizer knows: a fine-tune's config may be wrong
+            end = config.eos_token_ids[0]
         given = str(generation.get("language") or "").strip("<|>")
         codes = {id: code for code, id in languages.items()}
         forced = (codes.get(id) for _, id in generation.get("forced_decoder_ids") or ())
         own = given or next(filter(None, forced), None)
         several = generation.get("is_multilingual", end != _ENGLISH_END)
         latest = generation.get("max_initial_timestamp_index")
+        if latest is None:
+            latest = _FIRST
         first = no_timestamps + 1
         pieces = tokenizer.get_vocab().items()
         named = {id for piece, id in pieces if not _TIMESTAMP.fullmatch(piece)}
@@ -98,7 +100,7 @@ class Special:
             added=tuple(behind & named - hidden),
             suppressed=(*(generation.get("suppress_tokens") or ()), *(behind - named)),
             suppressed_first=tuple(generation.get("begin_suppress_tokens") or ()),
-            latest=_FIRST if latest is None else latest,
+            latest=latest,
             alignment_heads=tuple((i, head) for i, head in generation.get("alignment_heads") or ()),
         )
 
@@ -136,8 +138,9 @@ class Special:
     def options(self, suppressed: Sequence[int] = (-1,), **options) -> Options:
         """The options to decode a window with. suppressed: tokens never to write, of which -1 stands for the
         checkpoint's; special ones among these are never written"""
-        no_opening = MinTokens(1, self.suppressed_first)
-        rule: Processor = Timestamps(self) if self.has_timestamps else no_opening
+        rule: Processor = MinTokens(1, self.suppressed_first)
+        if self.has_timestamps:
+            rule = Timestamps(self)
         own = {token for token in self.suppressed if -1 in suppressed or token > self.end}
         return Options(
             logprobs=0,

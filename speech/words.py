@@ -4,7 +4,7 @@ time warping (Sakoe and Chiba 1978). All of it as in OpenAI's whisper/timing.py,
 import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import accumulate, pairwise, product
 
 import mlx.core as mx
 import numpy as np
@@ -168,16 +168,12 @@ def _lengths(words: Sequence[Word]) -> tuple[float, float]:
 
 
 def place_words(
-    segments: Sequence[Segment],
-    words: list[Word],
-    is_text: IsText,
-    last: float,
-    marks: tuple[str, str] = (BEFORE, AFTER),
+    segments: Sequence[Segment], words: list[Word], is_text: IsText, last: float
 ) -> list[Segment]:
     """Assign words to segments; move each segment's start and end to its words'.
 
     words: of all segments, with times in the window; is_text: whether a token is; last: when speech before the
-    window ended, in seconds; marks: those that join the next word, and the word before
+    window ended, in seconds
     """
     usual, longest = _lengths(words)
     for before, word in pairwise(words):  # a long word beside a sentence's end holds a pause
@@ -186,7 +182,7 @@ def place_words(
                 word.end = word.start + longest
             elif before.word in _SENTENCE_ENDS:
                 word.start = word.end - longest
-    words = _with_marks(words, *marks)
+    words = _with_marks(words)
     final = words[-1]
     if final.start == final.end:  # the end of the text took its sound
         end_of_text = segments[-1].end - segments[-1].seek / FRAMES
@@ -208,18 +204,18 @@ def place_words(
     return timed
 
 
-def _with_marks(words: Iterable[Word], before: str = BEFORE, after: str = AFTER) -> list[Word]:
+def _with_marks(words: Iterable[Word]) -> list[Word]:
     """The words, each with the punctuation around it, without the punctuation's time."""
     joined: list[Word] = []
     for word in reversed(list(words)):
-        if joined and word.word.startswith(" ") and word.word.strip() in before:
+        if joined and word.word.startswith(" ") and word.word.strip() in BEFORE:
             joined[-1].word = word.word + joined[-1].word
             joined[-1].tokens += word.tokens
         else:
             joined.append(word)
     whole: list[Word] = []
     for word in reversed(joined):
-        if whole and not whole[-1].word.endswith(" ") and word.word in after:
+        if whole and not whole[-1].word.endswith(" ") and word.word in AFTER:
             whole[-1].word += word.word
             whole[-1].tokens += word.tokens
         else:
@@ -258,19 +254,14 @@ def cut_segment(
 ) -> Iterator[Segment]:
     """The segments that a segment becomes if it is cut between groups of its words. is_text: whether a token is; decode: gives
     the text of tokens"""
-    texts = [i for i, token in enumerate(segment.tokens) if is_text(token)]
-    first = 0
-    count = 0
-    for words in groups:
-        count += sum(word.tokens for word in words)
-        is_last = words is groups[-1] or count >= len(texts)
-        last = len(segment.tokens) if is_last else texts[count]
+    end = len(segment.tokens)
+    texts = [*(i for i, token in enumerate(segment.tokens) if is_text(token)), end]
+    counts = accumulate(sum(word.tokens for word in words) for words in groups[:-1])
+    bounds = [0, *(texts[min(count, len(texts) - 1)] for count in counts), end]
+    for words, (first, last) in zip(groups, pairwise(bounds), strict=True):
         tokens = segment.tokens[first:last]
-        origins = segment.origins[first:last]
-        yield replace(
-            segment, tokens=tokens, origins=origins, text=decode(tokens), words=tuple(words)
-        )
-        first = last
+        part = replace(segment, tokens=tokens, text=decode(tokens), words=tuple(words))
+        yield replace(part, origins=segment.origins[first:last])
 
 
 def last_end(segments: Sequence[Segment]) -> float:

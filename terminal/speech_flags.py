@@ -10,8 +10,13 @@ from terminal import cli
 from terminal.flags import add_options
 
 _LAYOUT = declared_in(Layout)
+FOREIGN = {  # mlx_whisper's flags
+    "fp16": "the weights keep the type that convert.py --dtype gave them",
+    "hallucination_silence_threshold": "--vad leaves out what is invented in silence",
+    "prepend_punctuations": "the marks are openai-whisper's",
+    "append_punctuations": "the marks are openai-whisper's",
+}
 _CUES = ("min_cue_seconds", "max_cue_seconds", "reading_speed", "cue_gap")
-_OF_WORDS = ("max_line_count", "max_words_per_line", "highlight_words")
 _OF_FILES = ("audio_track", "reference", "clip_timestamps", "vad", "batched", "resume")
 
 
@@ -24,9 +29,9 @@ def layout_of(args: argparse.Namespace) -> Layout:
 
 
 def options_of(args: argparse.Namespace, **others: Any) -> TranscribeOptions:
-    """The options given as flags, and others. --subtitles brings the times of words."""
+    """The options given as flags, and others. Cues for reading bring the times of words."""
     given = _given(args, TranscribeOptions) | others
-    if layout_of(args).subtitles:
+    if layout_of(args).makes_cues:
         given["word_timestamps"] = True
     return TranscribeOptions(**given)
 
@@ -37,19 +42,10 @@ def _given(args: argparse.Namespace, kind: type) -> dict[str, Any]:
 
 def unused(args: argparse.Namespace) -> Iterator[tuple[Iterable[str], str]]:
     """Flags that have no effect beside the others, and why."""
-    layout = layout_of(args)
     if args.output_format not in ("srt", "vtt", "all"):
         yield _LAYOUT, f"with --output-format {args.output_format}"
-    elif layout.subtitles:
-        yield ["max_words_per_line", "highlight_words"], "with --subtitles"
-    else:
+    elif not layout_of(args).makes_cues:
         yield _CUES, "without --subtitles"
-        if not options_of(args).word_timestamps:
-            yield _OF_WORDS, "without --word-timestamps"
-        elif not layout.max_line_width:
-            yield ["max_line_count"], "without --max-line-width"
-        elif layout.max_line_count:
-            yield ["max_words_per_line"], "with --max-line-width and --max-line-count"
     if args.live:
         yield _OF_FILES, "with --live"
     if not args.live or "-" in args.audio:
@@ -58,5 +54,5 @@ def unused(args: argparse.Namespace) -> Iterator[tuple[Iterable[str], str]]:
         yield ["carry_initial_prompt"], "without --initial-prompt"
     if not args.output_dir:
         yield ["output_name", "force", "resume"], "without --output-dir"
-    yield ["hallucination_silence_threshold"], "here: --vad leaves out what is invented in silence"
-    yield ["fp16"], "here: the weights keep the type that convert.py --dtype gave them"
+    for name, reason in FOREIGN.items():
+        yield [name], f"here: {reason}"

@@ -42,19 +42,18 @@ class AudioFiles:
     def __init__(
         self,
         transcriber: Transcriber,
-        sources: Sequence[str],
+        sounds: Sequence[tuple[str, str]],
         options: TranscribeOptions,
         output: Output,
-        names: Sequence[str],
         track: str | None,
     ):
-        """track: see audio.read"""
-        self._transcriber, self._sources, self._options = transcriber, sources, options
-        self._output, self._names, self._track = output, names, track
+        """sounds: each with the name of its files; track: see audio.read"""
+        self._transcriber, self._sounds, self._options = transcriber, sounds, options
+        self._output, self._track = output, track
         self._bar = tqdm(desc="audio", unit="s", disable=None, total=0)
         self._opened = 0
-        self._done = [0.0] * len(sources)  # seconds
-        self._several = len(sources) > 1 and not output.folder
+        self._done = [0.0] * len(sounds)  # seconds
+        self._several = len(sounds) > 1 and not output.folder
         self._lines = InOrder(partial(cli.write, end=""))
         if self._several and output.format == "vtt":  # one header for all
             cli.write("WEBVTT\n\n", end="")
@@ -64,7 +63,7 @@ class AudioFiles:
 
     def open_sound(self, index: int) -> Task:
         """Read a sound. Raises InputError if it cannot be read."""
-        source = self._sources[index]
+        source, name = self._sounds[index]
         samples = audio.read(source, report=reporter.note, track=self._track)
         if self._output.streamed and self._several:
             self._lines.put(index, f"{source}:\n", finished=False)
@@ -80,12 +79,12 @@ class AudioFiles:
         learner = self._transcriber.decoder.learner
         if learner:
             windows = self._bar.total / WINDOW_SECONDS
-            learner.total = windows * len(self._sources) / self._opened
+            learner.total = windows * len(self._sounds) / self._opened
         task = self._transcriber.task(samples, self._options, partial(self.show, index))
         if not self._output.folder:
             return task
         key = f"{zlib.crc32(samples.tobytes(), self._key):08x}"
-        return resumed(task, self._output.base(self._names[index]), key, self._output.force)
+        return resumed(task, self._output.base(name), key, self._output.force)
 
     def show(self, index: int, segments: Sequence[Segment], seconds: float, stats: Stats) -> None:
         """Print what was said in a window."""
@@ -101,8 +100,9 @@ class AudioFiles:
             reporter.note(str(result))
             self._lines.put(index, "")
             return False
-        is_written = write_files(self._output, result, self._names[index])
-        title = cli.one_line(self._sources[index]) if self._several else None
+        source, name = self._sounds[index]
+        is_written = write_files(self._output, result, name)
+        title = cli.one_line(source) if self._several else None
         self._lines.put(index, self._output.text(result, title))
         return is_written
 
@@ -111,7 +111,7 @@ class AudioFiles:
         summary = Summary(unit="windows")
         played = 0.0
         failed = 0
-        sounds = [partial(self.open_sound, i) for i in range(len(self._sources))]
+        sounds = [partial(self.open_sound, i) for i in range(len(self._sounds))]
         with self._bar as bar:
             for index, result in self._transcriber.transcribe_all(
                 sounds, self._options, batch_size
@@ -189,10 +189,10 @@ def print_summary(summary: Summary, played: float) -> None:
 def transcribe_live(
     transcriber: Transcriber,
     source: str,
+    name: str,
     device: str | None,
     options: TranscribeOptions,
     output: Output,
-    name: str,
     verbose: bool,
 ) -> None:
     """Transcribe what arrives until it ends or a signal comes: txt to stdout word by word, or on a terminal by lines, with

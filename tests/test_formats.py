@@ -100,35 +100,29 @@ def timed(words: str, *times: float) -> Transcript:
 def test_vtt_escapes_what_would_be_a_tag():
     transcript = timed("R&D <i> so", 0.0, 1.0, 2.0, 3.0)
     assert "\nR&amp;D &lt;i> so\n" in FORMATS["vtt"](transcript, Layout())
-    marked = Layout(highlight_words=True)
-    assert "R&amp;D <u>&lt;i></u> so" in FORMATS["vtt"](transcript, marked)
-    assert "R&D <u><i></u> so" in FORMATS["srt"](transcript, marked)
+    assert "R&D <i> so" in FORMATS["srt"](transcript, Layout())
 
 
 def test_no_cue_lasts_no_time():
     transcript = timed("a b c d e f", 0.0, 0.0, 0.0, 3.0, 4.0, 6.0, 6.0)
     written = FORMATS["srt"](transcript, Layout(max_words_per_line=1)).split("\n\n")
+    ends = [*(f"0{i},920" for i in range(5)), "06,000"]
     assert [cue.splitlines()[1:] for cue in written[:-1]] == [
-        [f"00:00:0{start},000 --> 00:00:0{end},000", text]
-        for start, end, text in zip(range(6), range(1, 7), "abcdef", strict=True)
+        [f"00:00:0{start},000 --> 00:00:{end}", text]
+        for start, end, text in zip(range(6), ends, "abcdef", strict=True)
     ]
-    for cue in FORMATS["vtt"](transcript, Layout(highlight_words=True)).split("\n\n")[1:-1]:
-        start, _, end = cue.splitlines()[0].split()
-        assert start < end
     thirds = timed("a b c d", 0.1, 0.1, 0.1, 0.8, 1.0)
-    assert FORMATS["srt"](thirds, Layout(highlight_words=True)).count("-->") == 4
+    assert FORMATS["srt"](thirds, Layout(max_words_per_line=1)).count("-->") == 4
     nothing = timed("a b", 2.0, 2.0, 2.0)
     assert "b" in FORMATS["srt"](nothing, Layout(max_words_per_line=1))
 
 
 def test_cues_for_reading_break_at_sentences_and_stay_long_enough():
-    """The recipe of OpenAI's flags makes a cue of the first sentence and one word of the second."""
     text = (
         "It is half past ninety. Eight of them waited, and nobody said a single word to them. No."
     )
     times = [0.4 * i for i in range(len(text.split()) + 1)]
     transcript = timed(text, *times)
-    assert "ninety. Eight" in FORMATS["srt"](transcript, Layout(42, 2)).replace("\n", " ")
     written = FORMATS["srt"](transcript, Layout(subtitles=True)).split("\n\n")
     assert [cue.splitlines()[1:] for cue in written[:-1]] == [
         ["00:00:00,000 --> 00:00:01,920", "It is half past ninety."],
@@ -150,8 +144,8 @@ def test_cues_for_reading_hold_all_words_in_order_whatever_their_times():
     chance = random.Random(0)
     for rules in (
         Layout(),
-        Layout(20, 1, None, False, True, 2.0, 3.0, 9.0, 0.0),
-        Layout(4, 3, None, False, True, 0.1, 0.2, 99.0, 2.0),
+        Layout(20, 1, None, True, 2.0, 3.0, 9.0, 0.0),
+        Layout(4, 3, None, True, 0.1, 0.2, 99.0, 2.0),
     ):
         times = [0.0]
         for _ in range(300):

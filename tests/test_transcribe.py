@@ -260,16 +260,8 @@ def test_mistakes_are_one_line(folder, arguments, error):
             "--output-name has no effect without --output-dir\n",
         ),
         (
-            ["--max-line-count", "2", "--word-timestamps", "-f", "srt"],
-            "--max-line-count has no effect without --max-line-width\n",
-        ),
-        (
-            ["--highlight-words", "-f", "srt"],
-            "--highlight-words has no effect without --word-timestamps\n",
-        ),
-        (
-            ["--initial-prompt", "a" * 5, "--hotwords", "b" * 6],
-            "--hotwords and --initial-prompt: 12 tokens, of which the model sees 11\n",
+            ["--cue-gap", "0", "-f", "srt", "-o", "gapless"],
+            "--cue-gap has no effect without --subtitles\n",
         ),
         (
             ["--fp16", "True"],
