@@ -1,8 +1,8 @@
 """The sentences of a text, and what must not change in them."""
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 from itertools import accumulate, groupby, pairwise
 
@@ -25,8 +25,7 @@ _MASK = re.compile(r"X\d+")
 # Scripts whose words stand without spaces: those of Southeast Asia, Han and kana with their punctuation
 _UNSPACED = r"\p{lb=SA}\p{Han}\p{Hiragana}\p{Katakana}\u3001-\u3020\u30fb-\u30ff\uff00-\uff9f"
 _WIDE = regex.compile(r"[\p{ea=W}\p{ea=F}]")
-# Words; single characters in scripts that do not separate words.
-_WORD = regex.compile(rf"(?=\w)[{_UNSPACED}]|[^\W{_UNSPACED}]+")
+_LETTER = rf"[^\W{_UNSPACED}]"  # of words that have spaces between them
 # What lines are made of: words or clusters, with opening marks, and with closing marks and vowels that may not begin a
 # line (by Unicode's line breaking classes; Thai and Lao vowels stand before or after their consonant).
 _UNIT = regex.compile(
@@ -37,7 +36,6 @@ _UNIT = regex.compile(
 )
 _CLAUSE = regex.compile(r"[,;:–—]\s+|[،、，；：]\s*")  # noqa: RUF001
 _SPACE = regex.compile(r"\s+")
-_CHARACTER = regex.compile(r"\X")
 _BEFORE = 100  # characters in which an abbreviation and what stands before it are
 _NARROWEST = 40  # columns; below that, lines are a list or verses
 
@@ -70,30 +68,9 @@ def keep_pattern(placeholders: str = "") -> regex.Pattern:
     return regex.compile(f"{placeholders}|{_PLACEHOLDER}" if placeholders else _PLACEHOLDER)
 
 
-def words_of(text: str) -> list[str]:
-    return _WORD.findall(text.lower())
-
-
-class Phrases:
-    """Finds phrases in texts, in whatever case."""
-
-    def __init__(self, phrases: Sequence[str]):
-        self._by_word = defaultdict[str, list[tuple[int, list[str]]]](list)  # by the first one
-        for number, phrase in enumerate(phrases):
-            words = words_of(phrase)
-            if words:
-                self._by_word[words[0]].append((number, words))
-
-    def find(self, text: str) -> list[tuple[int, tuple[int, int]]]:
-        """The numbers of the phrases that a text has, in their order, and where."""
-        matches = [*_WORD.finditer(text)]
-        words = [match[0].lower() for match in matches]
-        return sorted(
-            (number, (matches[i].start(), matches[i + len(phrase) - 1].end()))
-            for i, word in enumerate(words)
-            for number, phrase in self._by_word.get(word, ())
-            if words[i : i + len(phrase)] == phrase
-        )
+def phrase_pattern(phrases: Collection[str]) -> regex.Pattern:
+    """A pattern of phrases, in whatever case."""
+    return regex.compile(rf"(?i)(?<!{_LETTER})\L<phrases>(?!{_LETTER})", phrases=phrases)
 
 
 def words_and_clusters(text: str) -> list[str]:
@@ -198,7 +175,7 @@ def _clauses(text: str, fits: Callable[[str], bool]) -> Iterator[str]:
         yield text
         return
     middle = len(text) // 2
-    for cut in (_CLAUSE, _SPACE, _UNIT, _CHARACTER):
+    for cut in (_CLAUSE, _SPACE, _UNIT):
         ends = [match.end() for match in cut.finditer(text) if 0 < match.end() < len(text)]
         if ends:
             middle = min(ends, key=lambda end: abs(end - middle))

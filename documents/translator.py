@@ -13,16 +13,16 @@ from common.errors import InputError
 from common.files import Journal
 from common.reporting import reporter
 from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder
-from documents.document import Document, Passage, Targets, spread
+from documents.document import Document, Passage, Span, Targets, spread
 from documents.marks import Align, Sentence, targets_of
 from documents.sentences import (
-    Phrases,
     between,
     changed,
     edges,
     is_unspaced,
     keep_pattern,
     masked,
+    phrase_pattern,
     sentences,
     translatable,
 )
@@ -117,7 +117,10 @@ class Translator:
         if self.languages not in self.aligners:
             self.aligners[self.languages] = Aligner.of(self.decoder, self.options)
         self.aligner = self.aligners[self.languages]
-        self._phrases = Phrases([term.prompt for term in self.terms])
+        self._terms = defaultdict[str, list[Pair]](list)
+        for term in self.terms:
+            self._terms[term.prompt.strip().casefold()].append(term)
+        self._term_pattern = phrase_pattern([*self._terms])
         self._pending = dict[str, Row]()  # that are being decoded, by sentence
         self._journals = defaultdict[str, list[Journal]](list)  # that want these sentences
         self._cut = set[str]()  # sentences whose translations are not whole
@@ -309,7 +312,7 @@ class Translator:
                     begin <= end and start <= stop and not begin <= start < end <= stop
                     for begin, stop in passage.formatting
                 )
-                if has_edge or self._phrases.find(pair[0]):
+                if has_edge or any(self._terms_in(pair[0])):
                     todo[pair] = None
                 start = end
         aligned = dict[Sentence, Align]()
@@ -325,18 +328,22 @@ class Translator:
         self, pairs: Sequence[Sentence], aligned: Mapping[Sentence, Align]
     ) -> list[str]:
         """The terms whose translations are not at their own words or, if it is not sure where these are, in the sentence."""
-        lost = set[int]()
+        lost = dict[str, None]()
         for pair in pairs:
-            for number, span in self._phrases.find(pair[0]):
-                text = self.terms[number].text
-                matches = [*re.finditer(re.escape(text), pair[1], re.IGNORECASE)]
+            for span, term in self._terms_in(pair[0]):
+                matches = [*re.finditer(re.escape(term.text), pair[1], re.IGNORECASE)]
                 (begin, end), sure = aligned[pair](span) if pair in aligned else (span, False)
                 if sure:
                     matches = [m for m in matches if m.start() < end and begin < m.end()]
                 if not matches:
-                    lost.add(number)
-        terms = (self.terms[number] for number in sorted(lost))
-        return [*dict.fromkeys(f"{term.prompt!r} is not {term.text!r}" for term in terms)]
+                    lost[f"{term.prompt!r} is not {term.text!r}"] = None
+        return [*lost]
+
+    def _terms_in(self, text: str) -> Iterator[tuple[Span, Pair]]:
+        """The terms of a text, with their places; of those that begin together the longest."""
+        if self.terms:
+            for match in self._term_pattern.finditer(text.replace("\n", " "), overlapped=True):
+                yield from ((match.span(), term) for term in self._terms[match[0].casefold()])
 
 
 def length(document: Document) -> int:
