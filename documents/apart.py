@@ -8,12 +8,13 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from common.errors import InputError
 from documents import read
-from documents.document import AllTargets, Document, Texts, Written
+from documents.document import Document
 
 SECONDS = 30
 MEMORY = 2 << 30  # bytes; Linux alone keeps to it
@@ -24,27 +25,22 @@ def read_apart(
     path: Path, data: bytes, check: Callable[[], object], language: str | None = None
 ) -> Document:
     """As `documents.read`. InputError also if it, or later `write`, needs more than the limits. check: called again and
-    again meanwhile; what it raises gives the document up. language: into which the document is to go; see
-    `Document.for_language`."""
-    passages, strict, has_languages = _call(check, path, data, language)
-
-    def write(texts: Texts, targets: AllTargets = None) -> Written:
-        return _call(check, path, data, language, texts, targets)
-
-    for_language = (lambda code: read_apart(path, data, check, code)) if has_languages else None
-    return Document(passages, write, strict, for_language=for_language)
+    again meanwhile; what it raises gives the document up. language: see `Document.for_language`"""
+    ask = partial(_call, check, path, data, language)
+    passages, strict, has_languages = ask()
+    for_language = partial(read_apart, path, data, check) if has_languages else None
+    return Document(passages, ask, strict, for_language=for_language)
 
 
 def _call(check: Callable[[], object], *arguments: Any) -> Any:
     """The result of `_answer` for these arguments in another process."""
     command = [sys.executable, "-m", "documents.apart"]
-    streams: dict[str, Any] = dict(
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+    pipes |= {"stderr": subprocess.DEVNULL}
     given: bytes | None = pickle.dumps(arguments)
     answer = None
     end = time.monotonic() + SECONDS
-    with subprocess.Popen(command, cwd=Path(__file__).parents[1], **streams) as process:
+    with subprocess.Popen(command, cwd=Path(__file__).parents[1], **pipes) as process:
         try:
             while answer is None:
                 with suppress(subprocess.TimeoutExpired):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 STAND_IN = "{}"  # shows a field or the like in the text, where it is numbered
+_KEPT = "kept"
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -36,15 +37,14 @@ Items = Callable[[str], Iterable[Item]]  # of some markup
 class Outline:
     """The parts of a passage that must not change.
 
-    kept:   how often things are there that have no words of the text
-    nested: how often elements are there, each with the one that it is in, if that matters
-    loose:  tags that have no partner, in their order
-    looks:  how often looks are there
-    shown:  the words that a reader sees
+    parts: how often things are there that have no words of the text, and elements, each with the one that it is in if that
+           matters
+    loose: tags that have no partner, in their order
+    looks: how often looks are there
+    shown: the words that a reader sees
     """
 
-    kept: Counter[str] = field(default_factory=Counter)
-    nested: Counter[tuple[str, str]] = field(default_factory=Counter)
+    parts: Counter[tuple[str, str]] = field(default_factory=Counter)
     loose: list[str] = field(default_factory=list)
     looks: Counter[str] = field(default_factory=Counter)
     shown: str = ""
@@ -59,16 +59,16 @@ def outline_of(items: Iterable[Item]) -> Outline:
         if item.kind == "text":
             shown.append(item.raw)
         elif item.kind == "kept":
-            outline.kept[item.raw] += 1
+            outline.parts[item.raw, _KEPT] += 1
         elif item.kind == "open":
             stack.append(item)
             if item.role == "element":
                 around = parents[-1] or f"after {len(outline.loose)} tags without partners"
-                outline.nested[item.raw, around] += 1
+                outline.parts[item.raw, around] += 1
                 parents.append(item.raw)
             elif item.role == "phrase":
-                outline.nested[item.raw, ""] += 1
-            elif item.role == "look":
+                outline.parts[item.raw, ""] += 1
+            else:
                 outline.looks[item.raw] += 1
         elif item.kind == "close" and stack and stack[-1].name == item.name:
             if stack.pop().role == "element":
@@ -82,29 +82,29 @@ def outline_of(items: Iterable[Item]) -> Outline:
 
 def with_kept(items: Items, raw: str, kept: Mapping[str, str]) -> Iterator[Item]:
     """The items of some markup, of which some pieces stay as they are. kept: these, with what they show in the text"""
-    lengths = sorted({*map(len, kept)}, reverse=True)
+    pieces = re.compile("|".join(map(re.escape, sorted(kept, key=len, reverse=True))))
     end = 0
     for item in items(raw):
         if item.start < end:
             continue
-        for length in lengths if item.kind != "text" else ():
-            piece = raw[item.start : item.start + length]
-            if piece in kept:
-                end = item.start + length
-                if kept[piece] in ("", STAND_IN):
-                    yield Item("kept", item.start, end, piece)
-                yield Item("text", item.start, end, kept[piece].replace(STAND_IN, " "))
-                break
-        else:
+        piece = pieces.match(raw, item.start) if item.kind != "text" else None
+        if not piece or not piece[0]:
             yield item
+            continue
+        end = piece.end()
+        shown = kept[piece[0]]
+        if shown in ("", STAND_IN):
+            yield Item("kept", item.start, end, piece[0])
+        yield Item("text", item.start, end, shown.replace(STAND_IN, " "))
 
 
 def fault_of(source: Outline, new: Outline, text: str, own_words: Iterable[str] = ()) -> str | None:
     """The fault of a written passage; None: it has none. text: its words; own_words: others that are added anywhere"""
-    if source.kept != new.kept:
-        lost = [*(source.kept - new.kept), *(new.kept - source.kept)]
-        return f"{lost[0]:.40} is not there as often as in the source"
-    if source.nested != new.nested or source.loose != new.loose or new.looks - source.looks:
+    lost = [*(source.parts - new.parts), *(new.parts - source.parts)]
+    for raw, around in lost:
+        if around == _KEPT:
+            return f"{raw:.40} is not there as often as in the source"
+    if lost or source.loose != new.loose or new.looks - source.looks:
         return "its elements are not those of the source"
     shown = _WORD.findall(new.shown)
     expected = _WORD.findall(text)

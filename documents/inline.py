@@ -2,12 +2,12 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, count, groupby, pairwise
 from typing import NamedTuple
 
 from documents.check import STAND_IN
-from documents.paragraph import HOLE, Mark, Paragraph, Run
+from documents.paragraph import HOLE, Mark, Paragraph, Run, has_words
 from documents.sentences import runs_on
 
 MAX_MARKS = 400  # of a paragraph; with more, it is written without them
@@ -115,7 +115,6 @@ class _Builder:
         self._source = source
         self._events = events
         self._ends = _ends(events)
-        self._links = [*self._links_around()]
         self._has_words = [*accumulate((event.words != "" for event in events), initial=0)]
         self._widened = set[int]()  # events behind which a space is left out of the text
         texts = [*self._texts()]
@@ -126,8 +125,9 @@ class _Builder:
     def paragraph(self, breaks: Sequence[int], drops: bool) -> Paragraph:
         first = self._events[0]
         last = self._events[-1]
-        usual = self._usual_runs()
-        marks = [*self._marks(usual), *self._runs(usual)]
+        marks = [*self._marks()]
+        plain = self._plain_run(marks)
+        marks += self._runs(plain, marks)
         if len(marks) > MAX_MARKS:
             marks = [mark for mark in marks if mark.kind != "run"]
         marks.sort(key=lambda mark: (mark.source_span[0], -mark.source_span[1]))
@@ -142,7 +142,7 @@ class _Builder:
             raw=self._source[first.start : last.stop] if drops else "",
             longest=max(words, key=lambda span: span[1] - span[0]),
             marks=tuple(marks),
-            run=usual.get(None),
+            run=plain,
             ends=(first.before.tail if first.before else "", last.after.head if last.after else ""),
             drops=drops,
         )
@@ -172,45 +172,31 @@ class _Builder:
             place = self._places[number + 1] - self._events[number].stop + cut
             yield max(place, self._places[number])
 
-    def _links_around(self) -> Iterator[int | None]:
-        """The innermost link around each event, by the event that opens it."""
-        opened = [-1]
-        for number, event in enumerate(self._events):
-            if self._ends.get(opened[-1]) == number:
-                opened.pop()
-            yield opened[-1] if opened[-1] >= 0 else None
-            if event.mark == "link" and number in self._ends:
-                opened.append(number)
-
-    def _usual_runs(self) -> dict[int | None, Run]:
-        """The run of the first words of each link, and for None that of most words outside of links."""
-        usual = dict[int | None, Run]()
-        sizes = Counter[str]()
+    def _plain_run(self, marks: Sequence[Mark]) -> Run | None:
+        """The run of most words outside of links, or else of the first ones."""
+        links = [mark.source_span for mark in marks if mark.kind == "link"]
         runs = dict[str, Run]()  # by look
-        for event, link in zip(self._events, self._links, strict=True):
+        sizes = Counter[str]()
+        for event in self._events:
             if event.run:
-                usual.setdefault(link, event.run)
                 runs.setdefault(event.run.look, event.run)
-                if link is None:
-                    sizes[event.run.look] += len(event.words)
-        if runs:
-            look = max(sizes, key=sizes.__getitem__, default=next(iter(runs)))
-            usual[None] = runs[look]
-        return usual
+                is_outside = all(not start <= event.start < stop for start, stop in links)
+                sizes[event.run.look] += len(event.words) if is_outside else 0
+        return runs[max(sizes, key=sizes.__getitem__)] if sizes else None
 
-    def _runs(self, usual: Mapping[int | None, Run]) -> Iterator[Mark]:
-        """The marks of formatting, in the runs of Word."""
-        runs = [(i, event.run, self._links[i]) for i, event in enumerate(self._events) if event.run]
-        for (look, link), group in groupby(runs, lambda each: (each[1].look, each[2])):
-            numbers, some, _ = zip(*group, strict=True)
-            first = numbers[0]
-            last = numbers[-1]
-            span = self._places[first], self._places[last + 1]
-            if look != usual[link].look and self._text[slice(*span)].strip():
-                source_span = self._events[first].start, self._events[last].stop
-                yield Mark(span, source_span, kind="run", run=some[0])
+    def _runs(self, plain: Run | None, marks: Sequence[Mark]) -> Iterator[Mark]:
+        """The marks of formatting, in the runs of Word, besides those of plain text and of all of a link."""
+        runs = [(number, event.run) for number, event in enumerate(self._events) if event.run]
+        for look, group in groupby(runs, lambda each: each[1].look):
+            numbers, some = zip(*group, strict=True)
+            start = self._places[numbers[0]]
+            stop = self._places[numbers[-1] + 1]
+            usual = [plain, *(m.run for m in marks if m.span[0] <= start and stop <= m.span[1])]
+            if self._text[start:stop].strip() and all(run.look != look for run in usual if run):
+                source_span = self._events[numbers[0]].start, self._events[numbers[-1]].stop
+                yield Mark((start, stop), source_span, kind="run", run=some[0])
 
-    def _marks(self, usual: Mapping[int | None, Run]) -> Iterator[Mark]:
+    def _marks(self) -> Iterator[Mark]:
         after = 0
         closed = set[int]()
         for first, event in enumerate(self._events):
@@ -223,12 +209,21 @@ class _Builder:
                 source_span = event.start, self._events[last].stop
                 opens = self._raw(first, first)
                 closes = self._raw(last, last)
-                yield Mark(span, source_span, opens, closes, event.mark, usual.get(first))
+                run, words = self._of_link(first, last)
+                yield Mark(span, source_span, opens, closes, event.mark, run, words)
             elif event.mark == "range":
                 yield self._anchor(first, first)
             else:  # all of it is one anchor
                 yield self._anchor(first, last)
                 after = last + 1
+
+    def _of_link(self, first: int, last: int) -> tuple[Run | None, str]:
+        """The run of a link's first words, and its words."""
+        if self._events[first].mark != "link":
+            return None, ""
+        texts = [event for event in self._events[first:last] if event.kind == "text"]
+        words = "".join(event.words for event in texts).strip()
+        return texts[0].run if texts else None, words if has_words(words) else ""
 
     def _anchor(self, first: int, last: int) -> Mark:
         event = self._events[first]

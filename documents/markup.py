@@ -67,9 +67,9 @@ def _fitted(
         if not fault:
             problems += [f"check the {kind} of {of!r}" for kind, of in lost if kind != "look"]
             plain = [of for kind, of in lost if kind == "look"]
-            return Fitted(
-                markup.lines(paragraph, parts[0]) if markup.lines else parts, plain, problems
-            )
+            if markup.lines:
+                parts = markup.lines(paragraph, parts[0])
+            return Fitted(parts, plain, problems)
         problems = [f"its formatting is not kept: {fault}"]
         lost = []
     parts = [source[start:stop] for start, stop in paragraph.spans]
@@ -80,10 +80,11 @@ def _kept(source: str, paragraph: Paragraph) -> Mapping[str, str]:
     """The markup that stays as it is, with what it shows in the text."""
     kept = dict[str, str]()
     for mark in paragraph.marks:
+        shown = paragraph.text[slice(*mark.span)]
+        if mark.kind == "anchor" and shown.startswith("{"):
+            shown = STAND_IN
         if mark.kind in ("anchor", "break"):
-            shown = paragraph.text[slice(*mark.span)]
-            is_stand_in = shown.startswith("{") and mark.kind == "anchor"
-            kept[source[slice(*mark.source_span)].strip()] = STAND_IN if is_stand_in else shown
+            kept[source[slice(*mark.source_span)].strip()] = shown
     return kept
 
 

@@ -33,6 +33,7 @@ class Mark:
             "change"; "element"; "range", which may begin and end in different elements; "anchor"; "break", an anchor that is
             shown as its words and goes where they go; or "loose", a tag whose partner is elsewhere
     run:    what its words are written in
+    own_words: a link's, without stand-ins, for a text that has none for it
     """
 
     span: Span
@@ -41,6 +42,7 @@ class Mark:
     closes: str = ""
     kind: str = "anchor"
     run: Run | None = None
+    own_words: str = ""
 
     @property
     def is_anchor(self) -> bool:
@@ -84,14 +86,10 @@ class Paragraph(Passage):
 
     def without_stand_ins(self, text: str, by: str) -> str:
         """The text with another character, or nothing, for those of the names by which it shows what it has no words for."""
-        for name in filter(None, map(self.stand_in, self.marks)):
-            text = text.replace(name, by * len(name))
+        for name in map(self.shown, filter(lambda mark: mark.is_anchor, self.marks)):
+            if name.startswith("{"):
+                text = text.replace(name, by * len(name))
         return text
-
-    def stand_in(self, mark: Mark) -> str:
-        """The name by which the text shows an anchor; none if there is no such."""
-        name = self.shown(mark)
-        return name if mark.is_anchor and name.startswith("{") else ""
 
 
 def has_words(text: str) -> bool:
@@ -212,7 +210,7 @@ def lost_marks(
         is_empty = begin == end and has_words(words)
         if is_empty and mark.may_be_plain:
             lost.append(("look", words))
-        elif (is_empty and mark.kind == "link") or (mark.kind == "change" and not is_sure):
+        elif (begin == end and mark.own_words) or (mark.kind == "change" and not is_sure):
             lost.append((mark.kind, words))
     return lost
 
@@ -256,12 +254,8 @@ class Writer:
 
     def own_words(self) -> list[str]:
         """The words of links for which the text has none, which are added to it."""
-        empty = [mark for mark, (begin, end) in self._marks if begin == end]
-        return [*filter(None, map(self._own_words, empty))]
-
-    def _own_words(self, mark: Mark) -> str:
-        words = self._paragraph.without_stand_ins(self._paragraph.shown(mark), "")
-        return words if mark.kind == "link" and has_words(words) else ""
+        empty = (mark for mark, (begin, end) in self._marks if begin == end)
+        return [mark.own_words for mark in empty if mark.own_words]
 
     def _tags(self) -> Iterator[_Tag]:
         for number, (mark, (begin, end)) in enumerate(self._marks):
@@ -295,15 +289,14 @@ class Writer:
     def _without_words(self, mark: Mark, at: int) -> tuple[str, str]:
         """The markup before and behind what a mark holds, where its words are not."""
         run = self._paragraph.run
-        words = self._own_words(mark)
-        is_shown = mark.is_anchor and self._paragraph.shown(mark) != ""
+        is_shown = mark.own_words != "" or (mark.is_anchor and self._paragraph.shown(mark) != "")
         if is_shown and mark.kind == "break":
             return "", ""
-        opens = mark.opens + self._in_run(words, mark.run or run)
+        opens = mark.opens + self._in_run(mark.own_words, mark.run or run)
         closes = mark.closes
-        if (words or is_shown) and self._text[at - 1 : at].isalnum():
+        if is_shown and self._text[at - 1 : at].isalnum():
             opens = self._in_run(" ", run) + opens
-        if (words or is_shown) and self._text[at : at + 1].isalnum():
+        if is_shown and self._text[at : at + 1].isalnum():
             closes += self._in_run(" ", run)
         return opens, closes
 
