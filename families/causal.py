@@ -58,7 +58,7 @@ class CausalCache(SlotCache):
         self.trimmable = not self.states
         self._mask_axes = mask_axes
         # By calls since the last `keep`: where each row's tokens [B] and the call end, and the states then.
-        self._calls: list[tuple[np.ndarray, int, list[list[Any]]]] = []
+        self._calls: list[tuple[np.ndarray, int, list[list[Any]]]]
         self._columns: np.ndarray  # of `decode`, by slots since the last `keep`: [B, T]
         self._begin()
 
@@ -161,9 +161,8 @@ class CausalCache(SlotCache):
             if not as_array and (window or N) >= N and in_order:
                 self._masks[key] = "causal" if T > 1 else None
             else:
-                seen = (
-                    distance >= 0
-                )  # of a filler's, its own: a row of scores without one would be NaN
+                # A filler sees its own slot: a row of scores without one would be NaN.
+                seen = distance >= 0
                 if window is not None:
                     seen &= distance < window
                 axes = (1,) if self._mask_axes == 4 else (1, 2)

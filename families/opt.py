@@ -5,16 +5,15 @@ at the end, and words narrower than layers. Shapes: B rows, T new tokens, V voca
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
 from checkpoints.config import BaseConfig, is_tied, token_id, token_ids
-from checkpoints.names import Names
-from families import Family
-from families.bart import Layer
+from checkpoints.tensors import Tensor
+from families import Family, bart
 from families.causal import DecoderOnly
 from speculative.cache import SlotCache
 
@@ -65,24 +64,22 @@ class Config(BaseConfig):
         )
 
 
-_LAYER = r"decoder\.layers\.(\d+)\."
-NAMES = Names(
+NAMES = replace(
+    bart.NAMES,
     family="OPT",
     rules=[
         (r"decoder\.embed_tokens\.weight", "embedding.weight"),
-        (r"lm_head\.weight", "head.weight"),
-        (r"decoder\.embed_positions\.weight", "positions.weight"),
         (r"decoder\.(project_in|project_out)\.weight", "{}.weight"),
         (r"decoder\.final_layer_norm\.(weight|bias)", "norm.{}"),
-        (_LAYER + r"(self_attn)\.(q|k|v|out)_proj\.(weight|bias)", "layers.{}.{}.{}.{}"),
-        (_LAYER + r"(self_attn|final)_layer_norm\.(weight|bias)", "layers.{}.{}_norm.{}"),
-        (_LAYER + r"(fc[12])\.(weight|bias)", "layers.{}.{}.{}"),
+        *bart.NAMES.rules,
     ],
-    words={"self_attn": "attention", "final": "feed_forward", "fc1": "up", "fc2": "down"}
-    | {"q": "query", "k": "key", "v": "value"},
     embedding=("decoder.embed_tokens.weight", "lm_head.weight"),
-    prefix="model.",  # missing in checkpoints without a head
 )
+
+
+def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The checkpoint's tensors under our names: BART's for a decoder that is all there is."""
+    return {name.removeprefix("decoder."): x for name, x in NAMES.rename(tensors).items()}
 
 
 class OPT(DecoderOnly):
@@ -96,7 +93,7 @@ class OPT(DecoderOnly):
             self.project_out = nn.Linear(c.d_model, c.d_word, bias=False)
         sizes = c.num_heads, c.d_ff, "attention"
         settings = dict(bias=c.biases, affine=c.norm_weights)
-        self.layers = [Layer(c, *sizes, **settings) for _ in range(c.num_layers)]
+        self.layers = [bart.Layer(c, *sizes, **settings) for _ in range(c.num_layers)]
         if c.last_norm:
             self.norm = nn.LayerNorm(c.d_model, affine=c.norm_weights)
         if not c.tied_head:
@@ -122,8 +119,7 @@ class OPT(DecoderOnly):
         return x
 
     def logits(self, states: mx.array) -> mx.array:
-        tied = self.config.tied_head
-        return self.embedding.as_linear(states) if tied else self.head(states)
+        return self.head(states) if "head" in self else self.embedding.as_linear(states)
 
 
-FAMILY = Family(Config, OPT, NAMES.rename)
+FAMILY = Family(Config, OPT, rename)
