@@ -297,9 +297,7 @@ class SpeculativeDecoder:
         options = self.text.defaults.with_defaults(options, len(prefix))
         stops = [options.stop] if isinstance(options.stop, str) else options.stop
         hidden = {*self.hidden, *(options.stop_token_ids or ())}
-        stream = TextStream(self.tokenizer, hidden, stops)
-        if begun:
-            stream.go_on_from(begun)
+        stream = TextStream(self.tokenizer, hidden, stops, begun)
         row = Row(tokens, options, text=stream, prompt_text=encoded.text)
         if options.temp:
             row.seed = (seeds or RowSeeds(options.seed))(tokens)

@@ -12,14 +12,13 @@ import terminal  # noqa: F401 (first: it checks Python and the packages)
 from common import blas  # noqa: F401 (before mlx: see there)
 
 # isort: split
-from functools import partial
 from pathlib import Path
 
 from checkpoints.folder import converted_path
 from checkpoints.weights import DTYPES
 from common.errors import InputError
 from common.reporting import reporter
-from decoder import BATCH_SIZE, Options, SpeculativeDecoder, load
+from decoder import BATCH_SIZE, Content, Options, SpeculativeDecoder, load
 from demo.pair import demo_model
 from distillation.evaluation import Evaluation
 from distillation.learning import draft_folder, trained_draft
@@ -159,8 +158,13 @@ def answer(writer: TextWriter, decoder: SpeculativeDecoder, options: Options, ar
     def report(line: int, reason: str) -> None:
         reporter.note(f"{name}, line {line}: {reason}")
 
-    check = partial(decoder.check, options=options)
-    file = PromptFile(name, report, make=writer.new, check=check)
+    def prepare(content: Content) -> Content | None:
+        prompt = writer.new(content)
+        if prompt is not None:
+            decoder.check(prompt, options)
+        return prompt
+
+    file = PromptFile(name, report, prepare=prepare)
     with progress(name, 0, False) as show:
         for _, response in file.answers(decoder, args.batch_size, options):
             writer.add(response)

@@ -10,7 +10,7 @@ import terminal  # noqa: F401 (first: it checks Python and the packages)
 import json
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -19,39 +19,16 @@ from common.errors import InputError
 from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
 from distributed.ranks import Ranks, session
 from speculative.options import FORMS
-from terminal import cli
+from terminal import cli, flags
 from terminal.chat import chat
-from terminal.display import Display, to_json
-from terminal.flags import (
-    MODELS,
-    add_options,
-    add_shared,
-    check_apart,
-    check_models,
-    note_unused,
-    options_of,
-)
+from terminal.display import Display, show_legend, to_json
 from terminal.models import Models, merge_adapter, note_alone, note_learned, open_decoder
 from terminal.prompt_files import FileTask, decode_file
 from terminal.summary import Summary
 from text.memory import MemoryFile, Pair
 
-# Flags that do nothing without drafting
-DRAFTING = ("draft_model", "draft_vocabulary", "lookup", "delta", "reference", "memory")
 # Flags that give the drafter something to draft from; a prompt file's lines may have references
 SOURCES = ("draft_model", "lookup", "reference", "memory", "prompt_file", *FORMS)
-# Arguments on which no output depends
-IDLE = {
-    "output",
-    "force",
-    "verbose",
-    "batch_size",
-    "memory_append",
-    "prefix_cache",
-    "prompt_file",
-    "distill",
-}
-BEAMS = ("length_penalty", "early_stopping")  # do nothing without beam search
 SAMPLING = ("top_k", "top_p", "min_p", "seed", "acceptance")  # do nothing in greedy decoding
 WITHOUT_PROMPT = """\
 main.py needs a prompt (--prompt) or a file of prompts (--prompt-file). With the demo models, which are included:
@@ -68,7 +45,7 @@ def parse_args(argv: list[str] | None = None):
         description="Generate text speculatively: the target's own output, in fewer passes through it.",
     )
     flag = parser.add_argument
-    add_shared(parser, *MODELS, "--distill")
+    flags.add_shared(parser, *flags.MODELS, "--distill")
     # fmt: off
     flag("--prompt", "-p", help="the prompt; - reads it from standard input")
     flag("--prompt-file", type=cli.name, metavar="FILE",
@@ -77,17 +54,17 @@ def parse_args(argv: list[str] | None = None):
     flag("--output", "-o", type=cli.path, metavar="FILE",
          help="write the outputs of the prompt file here; if that is interrupted, the same command goes on")
     flag("--force", action="store_true", default=None, help="replace an output that exists")
-    flag("--batch-size", type=cli.count,
+    flag("--batch-size", type=cli.positive,
          help=f"prompts of the file to decode in one batch (default: {BATCH_SIZE})")
     flag("--chat", action="store_true",
          help="answer prompts typed on the terminal; a model with a chat template keeps the conversation")
-    add_shared(parser, "--memory", "--memory-append", "--prefix-cache")
-    add_options(parser)
+    flags.add_shared(parser, "--memory", "--memory-append", "--prefix-cache")
+    flags.add_options(parser)
     flag("--system-prompt", metavar="TEXT", help="system prompt, for a model with a chat template")
     flag("--ignore-chat-template", action="store_true",
          help="do not put the prompt into the model's chat template")
     flag("--prefill-response", metavar="TEXT", help="the output's beginning, which is not printed")
-    add_shared(parser, "--chat-template-config", "--extra-eos-token")
+    flags.add_shared(parser, "--chat-template-config", "--extra-eos-token")
     flag("--json", action="store_true", help="print each output as a JSON object instead of text")
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
     flag("--show-draft", action="store_true",
@@ -99,7 +76,7 @@ def parse_args(argv: list[str] | None = None):
         parser.exit(cli.USAGE_ERROR, WITHOUT_PROMPT)
     if [args.prompt is not None, args.prompt_file is not None, args.chat].count(True) != 1:
         parser.error("give one of --prompt, --prompt-file and --chat")
-    check_models(args, parser)
+    flags.check_models(args, parser)
     if args.distill is not None and args.prompt_file is None:
         parser.error("--distill is for a --prompt-file")
     if args.output and args.prompt_file in (None, "-"):
@@ -149,37 +126,31 @@ def decode_prompt(
         sys.exit(cli.INPUT_ERROR)
 
 
-def unused(given: dict, options: Options) -> Iterator[tuple[Sequence[str], str]]:
+def unused(given: dict, options: Options) -> list[tuple[Sequence[str], str]]:
     """Flags that have no effect, and why."""
-    beams = options.num_beams > 1
-    drafting = [name for name in DRAFTING if name != "memory" or not given["memory_append"]]
-    without_source = given["model"] and not any(given.get(name) for name in SOURCES)
-    if given["prompt_file"] is None:
-        yield ["batch_size"], "without --prompt-file"
-    if given["output"] is None:
-        yield ["force"], "without --output"
-    if options.temp == 0:
-        yield SAMPLING, "at temperature 0; see --temp"
-    if not given["json"]:
-        yield ["logprobs"], "without --json"
-    if beams:
-        yield ["num_draft", *drafting], "with --num-beams, which does not draft"
-    elif not options.num_draft:
-        yield drafting, "with --num-draft 0"
-    if without_source and options.num_draft:
-        yield ["num_draft"], "without a draft model, --lookup or a reference"
-    if not beams:
-        yield BEAMS, "without --num-beams"
+    searches = options.num_beams > 1
+    drafting = ["draft_model", "draft_vocabulary", "lookup", "delta", "reference"]
+    if not given["memory_append"]:
+        drafting.append("memory")
+    no_source = given["model"] and not any(given.get(name) for name in SOURCES)
+    drafts = not searches and options.num_draft != 0
+    rules: list[tuple[bool, Sequence[str], str]] = [
+        (given["prompt_file"] is None, ["batch_size"], "without --prompt-file"),
+        (given["output"] is None, ["force"], "without --output"),
+        (options.temp == 0, SAMPLING, "at temperature 0; see --temp"),
+        (not given["json"], ["logprobs"], "without --json"),
+        (searches, ["num_draft", *drafting], "with --num-beams, which does not draft"),
+        (not (searches or drafts), drafting, "with --num-draft 0"),
+        (drafts and no_source, ["num_draft"], "without a draft model, --lookup or a reference"),
+        (not searches, ["length_penalty", "early_stopping"], "without --num-beams"),
+    ]
+    return [(names, reason) for applies, names, reason in rules if applies]
 
 
 def check_ranks(args, ranks: Ranks) -> None:
     """InputError unless all ranks were started with the same arguments, program and memory."""
-    if args.chat or args.output:
-        raise InputError("--chat and --output are for one process, not for mlx.launch")
-    if "-" in (args.prompt, args.prompt_file):
-        raise InputError(
-            "mlx.launch does not pass on the end of standard input; use --prompt-file with a file"
-        )
+    if args.chat or args.output or "-" in (args.prompt, args.prompt_file):
+        raise InputError("--chat, --output and standard input are not for mlx.launch")
     # Paths may differ; the files behind them are compared or shared
     own = {"model", "draft_model", "draft_vocabulary", "prompt_file", "memory"}
     arguments = {name: value for name, value in vars(args).items() if name not in own}
@@ -193,24 +164,17 @@ def check_ranks(args, ranks: Ranks) -> None:
     )
 
 
-def key_of(args, models: Models) -> str:
-    """What the outputs of a prompt file depend on."""
-    given = sorted((name, str(value)) for name, value in vars(args).items() if name not in IDLE)
-    path = Path(args.prompt_file)
-    prompts = path.read_bytes() if path.is_file() else b""  # a pipe is read once
-    return repr(("main.py", given, models.stamp(), sha256(prompts).hexdigest()))
-
-
 def run_command(args, ranks: Ranks) -> None:
     """Do what the command line asks for."""
     merge_adapter(args)
-    options = options_of(args)
-    note_unused(vars(args), unused(vars(args), options))
+    options = flags.options_of(args)
+    flags.note_unused(vars(args), unused(vars(args), options))
+    path = None if args.prompt_file in (None, "-") else Path(args.prompt_file)
     if ranks.size > 1:
         check_ranks(args, ranks)
-    elif args.prompt_file not in (None, "-"):
-        Path(args.prompt_file).stat()  # report a missing file before models are loaded
-    check_apart(args, [("--output", args.output)])
+    elif path:
+        path.stat()  # report a missing file before models are loaded
+    flags.check_apart(args, [("--output", args.output)])
     memory_file = MemoryFile(args.memory) if args.memory_append else None  # created if needed
     models = Models.of(args, ranks)
     decoder = open_decoder(models, options, ranks, args.verbose)
@@ -224,9 +188,7 @@ def run_command(args, ranks: Ranks) -> None:
     languages = decoder.text.resolve_languages(
         options.source_lang, options.target_lang, options.prompt_template
     )
-    display = Display(args.json, args.verbose)
-    if args.show_draft:
-        display = display.with_colours()
+    display = Display(args.json, args.verbose, args.show_draft and show_legend())
 
     def remember(response: Response) -> None:
         """Add the text to the memory if it is finished and new."""
@@ -237,19 +199,23 @@ def run_command(args, ranks: Ranks) -> None:
 
     if args.chat:
         chat(decoder, options, prompt_format, display)
-    elif args.prompt_file is None:
+        return
+    if args.prompt_file is None:
         prompt = prompt_format.prompt(read_prompt(args.prompt))
         decode_prompt(prompt, decoder, options, display, remember)
-    else:
-        note_alone(decoder)
-        batch_size = BATCH_SIZE if args.batch_size is None else args.batch_size
-        key = key_of(args, models) if args.output else ""
-        task = FileTask(args.prompt_file, args.output, batch_size, key, args.force)
-        path = Path(args.prompt_file)
-        if decoder.learner and path.is_file():
-            decoder.learner.total = path.stat().st_size
-        decode_file(task, decoder, options, prompt_format, display, ranks, remember)
-        note_learned(decoder)
+        return
+    note_alone(decoder)
+    key = ""
+    if args.output:  # what outputs depend on; a pipe is read once
+        prompts = path.read_bytes() if path and path.is_file() else b""
+        of_model = models.stamp(), models.extra_eos_token, options, prompt_format
+        key = repr(("main.py", *of_model, args.json, sha256(prompts).hexdigest()))
+    batch_size = args.batch_size or BATCH_SIZE
+    task = FileTask(args.prompt_file, args.output, batch_size, key, args.force)
+    if decoder.learner and path and path.is_file():
+        decoder.learner.total = path.stat().st_size
+    decode_file(task, decoder, options, prompt_format, display, ranks, remember)
+    note_learned(decoder)
 
 
 def main() -> None:

@@ -56,7 +56,7 @@ def split(names: str) -> list[str]:
 
 FLAGS: dict[str, tuple[Any, Any, str]] = {  # flag and metavar: type, default, help
     "--host HOST": (cli.name, "127.0.0.1", "address to listen on; 0.0.0.0: all of this machine's"),
-    "--port PORT": (cli.count, 8080, "port to listen on; 0: any free one"),
+    "--port PORT": (int, 8080, "port to listen on; 0: any free one"),
     "--api-key KEY": (cli.name, None, "answer only clients that send this key (default: no key)"),
     "--allowed-hosts NAMES": (split, (), HOSTS),
     "--allowed-origins ORIGINS": (split, (), ORIGINS),
@@ -136,7 +136,7 @@ def model_id(model: str | Path) -> str:
 
 def text_decoder(models: Models, options: Options, verbose: bool) -> SpeculativeDecoder:
     """The decoder of a model for texts."""
-    decoder = open_decoder(models, options, verbose=verbose, has_beams=False)
+    decoder = open_decoder(models, options, verbose=verbose, serves=True)
     note_alone(decoder)
     with suppress(InputError):  # without llguidance, only what asks for it is refused
         _ = decoder.grammars.ready

@@ -44,7 +44,7 @@ def naming_file(path: Path, partial: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path, force: bool = True) -> Iterator[Path]:
-    """Where to make a file or a folder, which replaces `path` if nothing fails. OSErrors about it name `path`. InputError
+    """Yields a path for a file or a folder that replaces `path` if nothing fails. OSErrors about it name `path`. InputError
     without `force` if that is there."""
     if not force:
         check_free(path, force)
@@ -63,8 +63,8 @@ def replacing(path: Path, force: bool = True) -> Iterator[Path]:
 
 
 class Journal:
-    """What a run has finished, in JSON lines, for the next one if it is interrupted. The first line is the key: what the
-    others depend on. A line that was cut off does not count."""
+    """The finished work of a run, in JSON lines, for the next one if it is interrupted. The first line is the key, on which
+    the others depend. A line that was cut off does not count."""
 
     def __init__(self, output: Path, key: str, force: bool = False):
         """InputError if another run is writing it, or had another key and has finished something, unless `force`."""

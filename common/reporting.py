@@ -1,4 +1,4 @@
-"""What long work says on its way, and asks. Nothing below a command prints: the commands set what `reporter` does
+"""Notes, bars and questions of long work. Nothing below a command prints: the commands set what `reporter` does
 (terminal/cli.py), and in other programs it is silent. What a caller should know in any case is a warning of Python's.
 """
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module
 
 from common.errors import InputError
@@ -48,18 +49,13 @@ def chat(
 
 
 def _typed_lines() -> Iterator[str]:
-    """What is typed, without empty lines, until /q or the end of the input."""
+    """The lines that are typed, without empty ones, until /q or the end of the input."""
     sign = ""
     if sys.stdin.isatty():
         import_module("readline")  # arrows in `input`
         sign = ">> "
         reporter.note("/r begins anew, /q ends, Ctrl-C stops an answer")
-    while True:
-        try:
-            line = input(sign).strip()
-        except EOFError:
-            return
-        if line == "/q":
-            return
-        if line:
-            yield line
+    with suppress(EOFError):
+        for line in iter(lambda: input(sign).strip(), "/q"):
+            if line:
+                yield line

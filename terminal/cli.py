@@ -6,18 +6,17 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
 
 from common.errors import InputError
 from common.reporting import Advance, reporter
-from speculative.options import DECLARED
+from speculative.options import DECLARED, SIZE
 from terminal import interrupted
 
 USAGE_ERROR, INPUT_ERROR = 2, 1
-_MAX_COUNT = 10**9
 MODEL = (  # what --model takes
     "a converted folder, its name under mlx_models/, or a checkpoint, which is converted on first use: a folder, or a name "
     "on the Hugging Face hub, such as google/flan-t5-base"
@@ -26,12 +25,13 @@ MODEL = (  # what --model takes
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str):
-        own_flags = self._option_string_actions
-        words = message.partition("unrecognized arguments: ")[2].split()
-        flags = [word.partition("=")[0] for word in words if word.startswith("--")]
-        nearest = [near for flag in flags for near in get_close_matches(flag, own_flags, 1, 0.75)]
-        hint = f"did you mean {nearest[0]}?" if nearest else "see --help"
-        if words and not flags and "--prompt" in own_flags:
+        hint = "see --help"
+        word, *_ = message.partition("unrecognized arguments: ")[2].split() or [""]
+        if word.startswith("--"):
+            flag = word.partition("=")[0]
+            for nearest in get_close_matches(flag, self._option_string_actions, 1, 0.75):
+                hint = f"did you mean {nearest}?"
+        elif word and "--prompt" in self._option_string_actions:
             hint = "put the prompt after --prompt"
         self.exit(USAGE_ERROR, one_line(f"{self.prog}: {message} ({hint})") + "\n")
 
@@ -43,17 +43,17 @@ class Parser(argparse.ArgumentParser):
         files = [f"./{word}" if word[:1] == "-" != word else word for word in words[end + 1 :]]
         switches = [a for a in self._actions if isinstance(a, argparse.BooleanOptionalAction)]
         no = {action.option_strings[0]: action.option_strings[1] for action in switches}
-        plain = [""]
+        plain: list[str] = []
         for word in words[:end]:
-            flag, equals, value = word.partition("=")
-            if equals and flag in no:
+            flag, _, value = word.partition("=")
+            if flag in no and value:
                 plain.append(flag)
                 word = value
-            if plain[-1] not in no or word not in ("True", "False"):
+            if not plain or plain[-1] not in no or word not in ("True", "False"):
                 plain.append(word)
             elif word == "False":
                 plain[-1] = no[plain[-1]]
-        return self.parse_intermixed_args([*plain[1:], *files])
+        return self.parse_intermixed_args([*plain, *files])
 
 
 def one_line(text: str) -> str:
@@ -70,14 +70,14 @@ def write(text: str, end: str = "\n", file: TextIO | None = None) -> None:
 
 
 def note(line: str) -> None:
-    """What `reporter.note` does in a command: print a line on stderr."""
+    """Print a line on stderr: a command's `reporter.note`."""
     write(one_line(line), file=sys.stderr)
 
 
 def name(text: str) -> str:
-    """The type of an argument that names a file or a model."""
+    """The type of an argument that names a file or a model. As for the next ones, ValueError for others."""
     if not text:
-        raise argparse.ArgumentTypeError("the name is empty")
+        raise ValueError
     return text
 
 
@@ -85,33 +85,16 @@ def path(text: str) -> Path:
     return Path(name(text))
 
 
-def integer(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:  # or more digits than Python reads
-        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number") from None
-
-
-def count(text: str) -> int:
-    """The type of a flag that is a count but not a decoding option."""
-    number = integer(text)
-    if number > _MAX_COUNT:
-        raise argparse.ArgumentTypeError(f"{text[:20]} is more than {_MAX_COUNT}")
-    return number
-
-
 def positive(text: str) -> int:
-    number = count(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
-    return number
+    if not SIZE.accepts(int(text)):
+        raise ValueError
+    return int(text)
 
 
 def number(text: str) -> float:
-    with suppress(ValueError):
-        if 0 <= float(text) < math.inf:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a number of 0 or more")
+    if not 0 <= float(text) < math.inf:
+        raise ValueError
+    return float(text)
 
 
 def gigabytes(text: str) -> float:
@@ -125,13 +108,11 @@ def note_types(*models: Any) -> None:
     import mlx.nn as nn
     from mlx.utils import tree_flatten
 
-    modules = [model for model in models if isinstance(model, nn.Module)]
-    parameters = [dict(tree_flatten(module.parameters())) for module in modules]
-    types = {weight.dtype for each in parameters for weight in each.values()}
+    modules = [model.parameters() for model in models if isinstance(model, nn.Module)]
+    types = {weight.dtype for weight in dict(tree_flatten(modules)).values()}
     if mx.default_device() == mx.cpu and types - {mx.float32}:
-        reporter.note(
-            "without a GPU, half-precision and quantized weights are several times slower than float32"
-        )
+        slower = "half-precision and quantized weights are several times slower than float32"
+        reporter.note(f"without a GPU, {slower}")
 
 
 @contextmanager
@@ -139,16 +120,8 @@ def bar(title: str, total: int, unit: str, delay: float) -> Iterator[Advance]:
     """A bar on stderr, where that is a terminal; one that appears late vanishes at its end."""
     from tqdm import tqdm
 
-    is_bytes = unit == "B"
-    with tqdm(
-        desc=title,
-        total=total,
-        unit=unit,
-        unit_scale=is_bytes,
-        delay=delay,
-        leave=not delay,
-        disable=None,
-    ) as progress:
+    shown = dict(unit=unit, unit_scale=unit == "B", delay=delay, leave=not delay)
+    with tqdm(desc=title, total=total, disable=None, **shown) as progress:
         yield progress.update
 
 
@@ -190,23 +163,19 @@ def run(main: Callable[[], None]) -> None:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether Python or MLX ran out of memory. MLX raises RuntimeError: "[malloc] Unable to allocate ...", or on a
-    Mac "[METAL] Command buffer execution failed: Insufficient Memory ..."."""
+    """Whether Python or MLX ran out of memory, or the GPU gave up. MLX raises RuntimeError: "[malloc] Unable to allocate
+    ...", or on a Mac "[METAL] Command buffer execution failed: Insufficient Memory ..."."""
     if isinstance(error, RuntimeError):
-        return re.search("allocate|Insufficient Memory", str(error)) is not None
+        return re.search(r"allocate|\[METAL\] Command buffer", str(error)) is not None
     return isinstance(error, MemoryError)
 
 
 def _message(error: Exception) -> str | None:
     """The message for the user; None for a bug of ours, which shows its traceback."""
     if isinstance(error, UnicodeEncodeError):
-        character = error.object[error.start]
-        problem = f"cannot print {character!r} in the output's encoding, {error.encoding}"
-        return f"{problem}; set PYTHONIOENCODING=utf-8"
+        return f"the output's encoding: {error}; set PYTHONIOENCODING=utf-8"
     if out_of_memory(error):
-        return f"out of memory; try shorter texts or a smaller batch: {error}"
-    if isinstance(error, RuntimeError) and str(error).startswith("[METAL] Command buffer"):
-        return f"the GPU failed; try shorter texts or a smaller batch: {error}"
+        return f"out of memory, or the GPU failed; try shorter texts or a smaller batch: {error}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return _with_flag(str(error)) if isinstance(error, (InputError, OSError)) else None

@@ -1,4 +1,4 @@
-"""How main.py shows a response: as text, as JSON or, with --show-draft, with each token coloured by where it comes from.
+"""Showing responses: as text, as JSON or, with --show-draft, with each token coloured by where it comes from.
 
 Colours are for a terminal, unless TERM or NO_COLOR (no-color.org) rules them out.
 """
@@ -6,8 +6,7 @@ Colours are for a terminal, unless TERM or NO_COLOR (no-color.org) rules them ou
 import json
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TextIO
 
@@ -27,18 +26,14 @@ _COLOURS = {  # by origin
 
 @dataclass(frozen=True)
 class Display:
-    """What the flags say about showing responses."""
+    """The flags for showing responses."""
 
     as_json: bool = False
     verbose: bool = False  # statistics at the end
-    text: Callable[[Response], str] = lambda response: response.text  # with colours or without
+    in_colour: bool = False
 
-    def with_colours(self) -> "Display":
-        """The same, with colours on a terminal. Says on stderr what they mean."""
-        if not coloured(sys.stdout):
-            return self
-        reporter.note(legend(sys.stderr))
-        return replace(self, text=painted)
+    def text(self, response: Response) -> str:
+        return painted(response) if self.in_colour else response.text
 
     def line(self, index: int, response: Response) -> str:
         """The response to a file's prompt `index`, on one line."""
@@ -83,10 +78,10 @@ def _paint(origin: str, text: str) -> str:
     return f"{' ' * (len(text) - len(word))}{_COLOURS[origin][0]}{word}\033[0m"
 
 
-def legend(stream: TextIO) -> str:
-    """One line that explains the colours; with escape codes only if `stream` is a terminal."""
-    parts = [
-        _paint(origin, meaning) if stream.isatty() else f"{name}: {meaning}"
-        for origin, (_, name, meaning) in _COLOURS.items()
-    ]
-    return ", ".join([*parts, "no colour: the target's own"])
+def show_legend() -> bool:
+    """Whether stdout shows colours; says on stderr what they mean."""
+    if not coloured(sys.stdout):
+        return False
+    parts = [f"{name}: {meaning}" for _, name, meaning in _COLOURS.values()]
+    reporter.note(", ".join([*parts, "no colour: the target's own"]))
+    return True

@@ -4,11 +4,10 @@ import argparse
 import json
 import sys
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
@@ -16,9 +15,10 @@ from common.errors import InputError
 from common.reporting import reporter
 from speculative.options import DECLARED, EARLY, TEXTS, Declared, Options, Values
 from terminal import cli
-from text.memory import Memory, load_memory
+from text.memory import Memory, Report, load_memory
 from text.tokens_in_texts import read_tokens
 
+T = TypeVar("T")
 SHOWN = 20  # unusable lines of a file that are reported one by one
 
 _GROUPS = {  # groups of options with their own heading in --help
@@ -39,7 +39,7 @@ SHARED: dict[str, dict[str, Any]] = {  # flags of several commands
     ),
     "--draft-model": dict(
         type=cli.name,
-        help="a smaller model with the same vocabulary (default: none, or the demo models' own)",
+        help="a smaller model with the same vocabulary (default: none, or the demo's)",
     ),
     "--draft-vocabulary": dict(
         type=cli.name,
@@ -74,9 +74,7 @@ SHARED: dict[str, dict[str, Any]] = {  # flags of several commands
         help='arguments for the chat template: {"enable_thinking": false}',
     ),
     "--extra-eos-token": dict(
-        nargs="+",
-        metavar="TOKEN",
-        help="further tokens that end an output, by name: </answer>",
+        nargs="+", metavar="TOKEN", help="further tokens that end an output, by name: </answer>"
     ),
 }
 
@@ -88,42 +86,35 @@ def add_shared(parser: cli.Parser, *names: str) -> None:
 
 
 def read_memory(path: Path) -> Memory:
-    """The memory in a file. Lines that cannot be used are reported on stderr."""
-    with _passed_over(path) as report:
-        return load_memory(path, report)
+    """The memory in a file."""
+    return _read(load_memory, path)
 
 
 def read_draft_vocabulary(name: str, tokenizer: Tokenizer) -> Collection[int] | str:
-    """The tokens in a file, or "auto" if that is its name. Lines that cannot be used are reported on stderr."""
-    if name == "auto":
-        return name
-    with _passed_over(Path(name)) as report:
-        return read_tokens(tokenizer, Path(name), report)
+    """The tokens in a file, or "auto" if that is its name."""
+    return name if name == "auto" else _read(partial(read_tokens, tokenizer), Path(name))
 
 
-@contextmanager
-def _passed_over(path: Path) -> Iterator[Callable[[int, str], None]]:
-    """Yields a function that collects unusable lines with their reasons; at the end the first ones are printed."""
+def _read(read: Callable[[Path, Report], T], path: Path) -> T:
+    """The result of reading a file. The first lines that cannot be used are reported on stderr."""
     lines: list[str] = []
-    yield lambda line, reason: lines.append(f"line {line}: {reason}")
+    result = read(path, lambda line, reason: lines.append(f"line {line}: {reason}"))
     for line in lines[:SHOWN]:
         reporter.note(f"{path}, {line}")
-    more = len(lines) - SHOWN
-    if more > 0:
-        reporter.note(f"{path}: {more} more such lines")
+    if len(lines) > SHOWN:
+        reporter.note(f"{path}: {len(lines) - SHOWN} more such lines")
+    return result
 
 
 def check_apart(args, written: Iterable[tuple[str, Path | None]]) -> None:
     """InputError if a file that a command writes would be another one that it writes or reads. written: with its flag, or the
     document that it may replace; the report and a memory that grows are added."""
     given = vars(args)
-    owners = dict[str, str]()
-    for name in FILES:
-        path = given.get(name)
-        if path and (name != "reference" or isinstance(path, Path)):  # main.py's is a text
-            owners[_identity(Path(path))] = f"--{name.replace('_', '-')}"
-    for name in DOCUMENTS:
-        owners |= {_identity(Path(document)): document for document in given.get(name) or ()}
+    read = {f"--{name.replace('_', '-')}": given.get(name) for name in FILES}
+    if not isinstance(given.get("reference"), Path):  # main.py's is a text
+        del read["--reference"]
+    read |= {document: document for name in DOCUMENTS for document in given.get(name) or ()}
+    owners = {_identity(Path(path)): owner for owner, path in read.items() if path}
     memory = given["memory"] if given.get("memory_append") else None
     for owner, path in (*written, ("--report", given.get("report")), ("--memory", memory)):
         other = owners.setdefault(_identity(path), owner) if path else owner
@@ -150,15 +141,15 @@ def note_unused(given: Mapping[str, Any], rules: Iterable[tuple[Iterable[str], s
 def check_models(args, parser: cli.Parser) -> None:
     """Exit with a message if the models' flags do not fit together."""
     given = vars(args)  # not every command has all of these flags
+    distills = given.get("distill") is not None
     if given.get("memory_append") and not args.memory:
         parser.error("--memory-append needs --memory")
     if args.adapter_path and not args.model:
         parser.error("--adapter-path needs --model, its base; or name the adapter as --model")
     if given.get("draft_model") and not args.model:
         parser.error("--draft-model needs --model; the demo models bring their own")
-    if given.get("distill") is not None and args.draft_model:
+    if distills and args.draft_model:
         parser.error("--distill makes a draft model: it goes without --draft-model")
-    distills = given.get("distill") is not None
     if given.get("draft_vocabulary") and args.model and not (args.draft_model or distills):
         parser.error("--draft-vocabulary needs --draft-model")
 
@@ -207,17 +198,15 @@ def reading(values: Values) -> dict[str, Any]:
         return dict(type=_text_or_file, metavar=values.metavar)
     if values.kind is str:
         return dict(choices=values.choices or None, metavar=values.metavar)
-    integer = partial(_number_or, values.choices) if values.choices else cli.integer
-    return dict(type=float if values.kind is float else integer, metavar=values.metavar)
+    return dict(type=float if values.kind is float else _integer, metavar=values.metavar)
 
 
-def _number_or(words: Collection[str], text: str) -> int | str:
-    """The value of a flag that takes a whole number or one of these words."""
+def _integer(text: str) -> int | str:
+    """The number, or the text, such as auto, if it is none: `Options` refuses what it does not know."""
     try:
-        return text if text in words else cli.integer(text)
-    except argparse.ArgumentTypeError:
-        expected = f"neither a number nor {' or '.join(words)}"
-        raise argparse.ArgumentTypeError(f"{text[:20]!r} is {expected}") from None
+        return int(text)
+    except ValueError:
+        return text
 
 
 def _text_or_file(text: str) -> str:
@@ -239,6 +228,5 @@ def json_value(kind: Any, text: str, key: Callable = int) -> Any:
             raise ValueError
         return {key(k): v for k, v in value.items()} if kind is dict else value
     except (ValueError, RecursionError):
-        ids = ' with token ids as keys, such as {"1234": -5.0}' if key is int else ""
-        expected = f"an object in JSON{ids}" if kind is dict else "a list in JSON"
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {expected}") from None
+        expected = "an object" if kind is dict else "a list"
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {expected} in JSON") from None

@@ -17,7 +17,6 @@ from families.loading import find
 from speech.transcriber import Transcriber
 from terminal.cli import note_types
 from terminal.flags import read_draft_vocabulary, read_memory
-from text.generation import GenerationDefaults
 
 
 def merge_adapter(args: argparse.Namespace) -> None:
@@ -28,35 +27,26 @@ def merge_adapter(args: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Models:
-    """What the flags for models say: names or folders, files, and what a decoder has besides."""
+    """The flags for models: names or folders, files, and what a decoder has besides."""
 
     model: str | Path
     draft_model: str | Path | None = None
     draft_vocabulary: str | None = None
     memory: Path | None = None
     prefix_cache: float | None = None  # bytes; None: SpeculativeDecoder's default
-    extra_eos_tokens: tuple[str, ...] = ()
+    extra_eos_token: tuple[str, ...] | None = None
     distill: Path | None = None  # the folder of a draft model that learns; Path(): the usual one
 
     @classmethod
     def of(cls, args: argparse.Namespace, ranks: Ranks = ALONE) -> "Models":
         """The models of a command line, with the demo pair in place of none."""
-        model = args.model
-        draft_model = args.draft_model
-        if model is None:
-            model = ranks.together(lambda: demo_model("target"))
-            if vars(args).get("distill") is None:
+        models = cls(**{name: x for name, x in vars(args).items() if name in cls.__annotations__})
+        if models.model is None:
+            models = replace(models, model=ranks.together(lambda: demo_model("target")))
+            if models.distill is None:
                 draft_model = ranks.together(lambda: demo_model("draft"))
-        given = vars(args)  # not every command has all of these flags
-        return cls(
-            model,
-            draft_model,
-            args.draft_vocabulary,
-            args.memory,
-            given.get("prefix_cache"),
-            tuple(given.get("extra_eos_token") or ()),
-            given.get("distill"),
-        )
+                models = replace(models, draft_model=draft_model)
+        return models
 
     def stamp(self) -> str:
         """Of the model's files: another conversion has another one."""
@@ -68,12 +58,12 @@ def open_decoder(
     options: Options,
     ranks: Ranks = ALONE,
     verbose: bool = False,
-    has_beams: bool = True,
+    serves: bool = False,
 ) -> SpeculativeDecoder:
     """Load the models, the memory and the draft vocabulary. Says on stderr which of the checkpoint's settings are
-    ignored and, if `verbose`, which are used. has_beams: the command has --num-beams."""
+    ignored and, if `verbose`, which are used. serves: for serve.py"""
     model, tokenizer = load(models.model, ranks.group)
-    for name in models.extra_eos_tokens:
+    for name in models.extra_eos_token or ():
         token = tokenizer.token_to_id(name)
         if token is None:
             raise InputError(f"--extra-eos-token: {name[:50]!r} is not a token of this model")
@@ -83,7 +73,7 @@ def open_decoder(
     learner = None
     drafts = options.num_draft and options.num_beams == 1
     if models.distill is not None and drafts:
-        learner = learner_of(model, models.model, models.distill, serves=not has_beams)
+        learner = learner_of(model, models.model, models.distill, serves)
         draft_model = learner.draft if learner else None
     elif models.draft_model and drafts:
         draft_model, _ = load(models.draft_model, ranks.group, split=False)
@@ -95,35 +85,38 @@ def open_decoder(
         model, tokenizer, draft_model, memory, vocabulary, models.prefix_cache
     )
     decoder.learner = learner
+    _note_settings(decoder, options, verbose, serves)
+    return decoder
+
+
+def _note_settings(
+    decoder: SpeculativeDecoder, options: Options, verbose: bool, serves: bool
+) -> None:
+    """Say which settings of generation_config.json are ignored and, if `verbose`, which are used."""
     defaults = decoder.text.defaults
-    if defaults.not_done:
-        _note_ignored(defaults, options, has_beams)
-    applied = defaults.applied(options) if verbose else {}
-    if applied:
+    ignored = defaults.ignored(options.num_beams)
+    if ignored:
+        beams = defaults.not_done.get("num_beams")
+        can_search = beams and options.num_beams == 1 and not serves
+        reporter.note(f"{ignored} (use --num-beams {beams})" if can_search else ignored)
+    applied = defaults.applied(options)
+    if verbose and applied:
         listed = ", ".join(f"{name}={value}" for name, value in applied.items())
         reporter.note(f"used from generation_config.json: {listed}")
-    return decoder
 
 
 def learner_of(model: Any, name: str | Path, folder: Path, serves: bool = False) -> Learner | None:
     """The learner for a model; None, after a note, if it cannot have one. folder: Path(): the usual one"""
     converted = converted_path(str(name))
+    if folder == Path():
+        folder = draft_folder(converted)
     try:
         if model.ranks:
             raise InputError("it trains in one process, not under mlx.launch")
-        usual = draft_folder(converted)
-        return Learner(model, converted.name, usual if folder == Path() else folder, serves)
+        return Learner(model, converted.name, folder, serves)
     except InputError as error:
         reporter.note(f"--distill: {error}")
         return None
-
-
-def _note_ignored(defaults: GenerationDefaults, options: Options, has_beams: bool) -> None:
-    ignored = defaults.ignored(options.num_beams)
-    if ignored:
-        beams = defaults.not_done.get("num_beams") if options.num_beams == 1 else None
-        hint = f" (use --num-beams {beams})" if has_beams and beams else ""
-        reporter.note(f"{ignored}{hint}")
 
 
 def distill_while_decoding(transcriber: Transcriber, folder: Path, serves: bool = False) -> None:

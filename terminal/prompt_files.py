@@ -9,7 +9,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from select import select
@@ -31,8 +31,7 @@ _ARRAY = re.compile(rb'\s*\[\s*(["{]|$)')  # how a JSON array of texts or object
 
 
 class PromptFile:
-    """An iterator over the prompts of a file, which reads lines as needed; `ready` tells whether the next
-    prompt is there without waiting.
+    """An iterator over the prompts of a file, which reads lines as needed.
 
     Each line is a prompt or, if the name ends in .jsonl or .json or the first line is of this kind, a JSON object with a
     field `prompt` and optionally `reference`. A JSON array of texts or such objects has these for lines. A line without
@@ -44,17 +43,15 @@ class PromptFile:
         path: str,
         report: Callable[[int, str], None],
         ranks: Ranks = ALONE,
-        make: Callable[[Content], Content | None] = lambda prompt: prompt,
-        check: Callable[[Content], object] | None = None,
+        prepare: Callable[[Content], Content | None] = check_prompt,
         skip: int = 0,
     ):
-        """path: "-" for standard input; make: makes a prompt of what a line has, or None to pass it over; check: raises InputError for an unusable
-        prompt, None: whatever is a prompt will do; skip: pass over so many lines. OSError or InputError if the file cannot be opened."""
+        """path: "-" for standard input; prepare: makes a prompt of what a line has, None: to be passed over, or raises
+        InputError; skip: pass over so many lines. OSError or InputError if the file cannot be opened."""
         self.name = "standard input" if path == "-" else cli.one_line(path)
         self._path = path
         self._report = report
-        self._make = make
-        self._check = check or check_prompt
+        self._prepare = prepare
         self._skipped = skip
         self._lines = ranks.lines(self._open)
         self._is_json = True if path.endswith((".jsonl", ".json")) else None  # None: not known yet
@@ -96,11 +93,9 @@ class PromptFile:
         """The prompt in the next line; None, after a report, if it has none."""
         number = self.lines
         self.lines += 1
-        if number == 0 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise InputError(f"{self.name}: UTF-16 text; save it as UTF-8")
-        if number == 0 and b"\0" in line:
-            raise InputError(f"{self.name}: not a text file; for documents, use translate.py")
         line = line.removeprefix(codecs.BOM_UTF8)  # also inside concatenated files
+        if number == 0 and b"\0" in line:
+            raise InputError(f"{self.name}: not text in UTF-8; for documents, use translate.py")
         if number == 0 and _ARRAY.match(line):
             self._lines = self._entries(line)
             line = next(self._lines, b"")
@@ -109,23 +104,20 @@ class PromptFile:
         if number < self._skipped:
             return None
         try:
-            prompt = self._make(_prompt_of(line, bool(self._is_json)))
-            if prompt is not None:
-                self._check(prompt)
+            return self._prepare(_prompt_of(line, bool(self._is_json)))
         except InputError as error:
             self._reject(number, str(error))
             return None
-        return prompt
 
     def _entries(self, first: bytes) -> Iterator[bytes]:
         """The file's lines or, if they are a JSON array, an object on a line for each of its entries."""
         lines = [first, *self._lines]
-        try:
+        with suppress(ValueError, RecursionError):
             values = json.loads(b"".join(lines))
-        except (ValueError, RecursionError):
-            return iter(lines)
-        self._is_json = True
-        return (json.dumps(v if isinstance(v, dict) else {"prompt": v}).encode() for v in values)
+            self._is_json = True
+            objects = (v if isinstance(v, dict) else {"prompt": v} for v in values)
+            return (json.dumps(value).encode() for value in objects)
+        return iter(lines)
 
     def _reject(self, line: int, reason: str) -> None:
         self.bad_lines += 1
@@ -146,9 +138,8 @@ class PromptFile:
                     yield line, response
                 return
             except (RuntimeError, MemoryError) as error:
-                if (
-                    not cli.out_of_memory(error) or options.num_samples > 1
-                ):  # some samples may be out
+                # Some of a prompt's samples may be out.
+                if not cli.out_of_memory(error) or options.num_samples > 1:
                     raise
             for line, prompt in [*self._unanswered.items()]:
                 try:
@@ -181,7 +172,7 @@ class Arriving:
 
     def __init__(self, file: BinaryIO):
         self._file = file
-        self._arrived = bytearray()
+        self._arrived = b""
         self._ended = False
 
     def ready(self) -> bool:
@@ -199,7 +190,7 @@ class Arriving:
         line, newline, self._arrived = self._arrived.partition(b"\n")
         if not line + newline:
             raise StopIteration
-        return bytes(line + newline)
+        return line + newline
 
     def _has_line(self) -> bool:
         return self._ended or b"\n" in self._arrived
@@ -233,7 +224,7 @@ class InOrder:
 
 @dataclass(frozen=True)
 class FileTask:
-    """What the flags say about a prompt file."""
+    """A prompt file and where its outputs go."""
 
     path: str  # "-": standard input
     output: Path | None = None  # None: standard output
@@ -243,7 +234,7 @@ class FileTask:
 
     @contextmanager
     def out(self) -> Iterator[tuple[int, Callable[[str], object]]]:
-        """How many outputs an interrupted run has written, and a function that writes one. What a file gets is in a journal
+        """Yields how many outputs an interrupted run has written, and a function that writes one. A file's are in a journal
         first, so that the next run knows whether it is the command's own."""
         path = self.output
         if path is None:
@@ -277,41 +268,30 @@ def decode_file(
 ) -> None:
     """Decode the prompts of a file. Report lines without a usable prompt; they make the exit code 1."""
     samples = options.num_samples
-    check = functools.partial(decoder.check, options=options)
-    # What fails for every prompt, such as a language, is said once.
-    check(prompt_format.prompt("-"))
-    responses: dict[int, Response] = {}
     summary = Summary()
-    with task.out() as (count, out):
+
+    def prepare(content: Content) -> Content:
+        prompt = prompt_format.prompt(content)
+        decoder.check(prompt, options)
+        return prompt
+
+    def report(line: int, reason: str) -> None:
+        reporter.note(f"{file.name}, line {line}: {reason}")
+        for sample in range(samples):
+            in_order.put((line - 1) * samples + sample, "" if display.as_json else "\n")
+
+    prepare("-")  # what fails for every prompt, such as a language, is said once
+    with task.out() as (count, write):
         lines_done = count // samples
-
-        def report(line: int, reason: str) -> None:
-            reporter.note(f"{file.name}, line {line}: {reason}")
-            for sample in range(samples):
-                in_order.put((line - 1) * samples + sample, "" if display.as_json else "\n")
-
-        def write(text: str) -> None:
-            response = responses.pop(in_order.reached, None)  # None: the line has no prompt
-            if response:
-                remember(response)
-            out(text)
-
-        file = PromptFile(task.path, report, ranks, prompt_format.prompt, check, lines_done)
+        file = PromptFile(task.path, report, ranks, prepare, lines_done)
         in_order = InOrder(write, count)
         with progress(task.path, lines_done, display.verbose) as show_progress:
-            try:
-                for line, response in file.answers(decoder, task.batch_size, options):
-                    number = line * samples + response.sample
-                    responses[number] = response
-                    in_order.put(number, f"{display.line(line, response)}\n")
-                    summary.add(response)
-                    show_progress(lines_done + summary.texts // samples)
-            except (Exception, KeyboardInterrupt) as error:
-                last = in_order.reached // samples
-                if last and not isinstance(error, BrokenPipeError):
-                    note = f"{file.name}: answered up to line {last}; resume at line {last + 1}"
-                    reporter.note(note)
-                raise
+            for line, response in file.answers(decoder, task.batch_size, options):
+                number = line * samples + response.sample
+                in_order.put(number, f"{display.line(line, response)}\n")
+                remember(response)
+                summary.add(response)
+                show_progress(lines_done + summary.texts // samples)
     summary.print(decoder, options, display.verbose, is_file=True)
     if task.output:
         print(task.output)

@@ -1,8 +1,9 @@
-"""What a command says when it is done: what was cut off and, with --verbose, statistics."""
+"""The end of a command's output: a line if texts were cut off and, with --verbose, statistics."""
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import ceil
 
 from common.reporting import reporter
 from decoder import Options, Response, SpeculativeDecoder, Stats
@@ -48,7 +49,7 @@ class Summary:
         notes = []
         if self.cut:
             texts = f"{self.cut} of {self.texts} texts" if is_file else "the text"
-            notes.append(self._reason(decoder, options, texts))
+            notes.append(f"{self._limit(decoder, options)} cut {texts} short")
         if self.failed:
             notes.append(f"{self.failed} of {self.texts} outputs could not keep to their form")
         if verbose:
@@ -59,17 +60,15 @@ class Summary:
         for note in notes:
             reporter.note(note)
 
-    def _reason(self, decoder: SpeculativeDecoder, options: Options, texts: str) -> str:
-        """Why texts were cut short."""
+    def _limit(self, decoder: SpeculativeDecoder, options: Options) -> str:
+        """The limit that cut texts short."""
         applied = decoder.text.defaults.applied(options)
         for setting in ("max_new_tokens", "max_length"):
             if setting in applied:
-                cut = f"the checkpoint's {setting}={applied[setting]} cut {texts} short"
-                return f"{cut}; see --max-tokens"
-        limit = options.max_tokens or MAX_TOKENS
-        if self.longest_cut < limit:
-            return f"the model's maximum length cut {texts} short"
-        return f"--max-tokens {limit} cut {texts} short; raise it for the rest"
+                return f"the checkpoint's {setting}={applied[setting]} (see --max-tokens)"
+        max_tokens = options.max_tokens or MAX_TOKENS
+        is_ours = self.longest_cut >= max_tokens
+        return f"--max-tokens {max_tokens}" if is_ours else "the model's maximum length"
 
     def lines(self, seconds: float) -> list[str]:
         """The lines to print, for `seconds` of work in total."""
@@ -108,5 +107,6 @@ class Summary:
 
 def sparkline(counts: Sequence[int]) -> str:
     """One bar per count, scaled to the largest; a space for 0."""
-    most = max(counts)
-    return "".join(BARS[-(-count * len(BARS) // most) - 1] if count else " " for count in counts)
+    highest = max(counts)
+    heights = (ceil(len(BARS) * count / highest) for count in counts)
+    return "".join(f" {BARS}"[height] for height in heights)

@@ -12,7 +12,7 @@ from speculative.model import Model
 from speculative.options import Options
 from text.alignment import _WORD, Aligner, Alignment
 from text.languages import Languages
-from text.text_side import ChatTemplate, Prompt, TextSide
+from text.text_side import Prompt, TextSide
 from text.tokenizer import byte_tokenizer
 
 
@@ -180,19 +180,17 @@ def test_long_texts_are_aligned_as_far_as_the_model_reads_and_empty_ones_not():
     assert empty.span((0, 1)) == ((0, 0), False)
 
 
-@pytest.mark.parametrize("kind", ["plain", "in words", "by tokens", "chat"])
+@pytest.mark.parametrize("kind", ["plain", "in words", "by tokens"])
 def test_tokens_have_their_characters_however_a_text_is_framed(kind):
     tokenizer = byte_tokenizer()
     languages = {
         "in words": Languages({"de": "to German: "}),
         "by tokens": Languages({"de": 300, "fr": 301}, ["source", "text", 1], ["start", "target"]),
     }.get(kind)
-    chat = ChatTemplate(lambda messages, **_: f"Say: {messages[0]['content']}!")
-    side = TextSide(tokenizer, languages=languages, chat=chat, start_token=0)
+    side = TextSide(tokenizer, languages=languages, start_token=0)
     text = "Say: hé"
-    prompt = [dict(role="user", content=text)] if kind == "chat" else text
     codes = {"in words": (None, "de"), "by tokens": ("fr", "de")}.get(kind, (None, None))
-    encoded = side.encode(Prompt(prompt), *codes)
+    encoded = side.encode(Prompt(text), *codes)
     own = tokenizer.encode(text, add_special_tokens=False)
     inside = [i for i, (a, b) in enumerate(encoded.spans) if 0 <= a < b <= len(text)]
     assert [encoded.tokens[i] for i in inside] == own.ids

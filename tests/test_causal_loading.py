@@ -57,7 +57,7 @@ def test_a_folder_of_mlx_communitys(tmp_path):
 
     assert prompted_with(None) == "<user>hi<end><assistant>"
     assert prompted_with("be brief") == "<system>be brief<end><user>hi<end><assistant>"
-    with pytest.raises(InputError, match="a system prompt or a setting needs a chat template"):
+    with pytest.raises(InputError, match="need a chat template, and none is in use"):
         prompted_with("be brief", ignore=True)
     chat = model.text.chat.apply.__self__
     chat.chat_template += "{{ 'hm' if thinks }}"

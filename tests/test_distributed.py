@@ -223,7 +223,7 @@ def test_a_file_that_one_rank_lacks_is_named():
 
 
 def test_standard_input_is_for_one_process():
-    with pytest.raises(InputError, match=r"mlx\.launch does not pass on the end of standard input"):
+    with pytest.raises(InputError, match=r"standard input are not for mlx\.launch"):
         main.check_ranks(main.parse_args(["-p", "-"]), Ranks())
 
 

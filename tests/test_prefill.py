@@ -18,7 +18,7 @@ from decoder import SpeculativeDecoder
 from families import loading, opt
 from families.causal import CausalModel
 from speculative.prefill import PrefixCache
-from terminal import chat
+from terminal import chat, cli
 from text.text_side import TextSide
 from text.tokenizer import byte_tokenizer
 
@@ -152,6 +152,7 @@ def test_a_chat_keeps_its_messages_in_the_template(cpu, tmp_path, monkeypatch, c
     model, tokenizer = loading.load(tmp_path / "target")
     typed = iter(["the cat", "", "and the dog", "/r", "the cat", "x " * 300, "a mat", "/q", "no"])
     monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
+    monkeypatch.setattr(chat.reporter, "note", cli.note)
     ours = SpeculativeDecoder(model, tokenizer)
     prompt_format = ours.text.prompt_format()
     options = chat.Options(max_tokens=8)

@@ -4,8 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from common.reporting import reporter
 from decoder import Batch, Options, batch_generate
 from demo.examples import examples
+from terminal import cli
 from terminal.summary import Summary, sparkline
 from text.generation import GenerationDefaults
 
@@ -37,7 +39,8 @@ def test_rows_share_the_time_of_their_steps(demo_pair, monkeypatch):
     )
 
 
-def test_a_text_that_the_models_length_cuts_is_told(capsys):
+def test_a_text_that_the_models_length_cuts_is_told(monkeypatch, capsys):
+    monkeypatch.setattr(reporter, "note", cli.note)
     summary = Summary(texts=1, cut=1, longest_cut=63)
     decoder = SimpleNamespace(text=SimpleNamespace(defaults=GenerationDefaults()))
     summary.print(decoder, Options(max_tokens=512))

@@ -12,9 +12,8 @@ class Detector:
 
     def __init__(self, codes: Iterable[str]):
         """codes: of the languages. The first of a language's codes, such as zh-Hans and zh-Hant, stands for it."""
-        self._codes: dict[str, str] = {}
-        for code in codes:
-            self._codes.setdefault(code.partition("-")[0].replace("nb", "no"), code)
+        latest_first = reversed([*codes])
+        self._codes = {c.partition("-")[0].replace("nb", "no"): c for c in latest_first}
 
     @cached_property
     def _identifier(self) -> Any:

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from checkpoints.folder import read_json
-from common.errors import InputError, errors_name
-from speculative.options import Options
+from common.errors import errors_name
+from speculative.options import COUNT, OptionError, Options
 
 FILE = "generation_config.json"
 
@@ -56,14 +57,12 @@ class GenerationDefaults:
         """The settings in a folder, from config.json if there is no generation_config.json, as in old checkpoints.
         in_prefix: settings that the model's prefix already covers. InputError for values out of range."""
         name = FILE if (folder / FILE).exists() else "config.json"
-        values = read_json(folder / name)
-        given = {k: v for k, v in values.items() if v is not False}
+        given = {k: v for k, v in read_json(folder / name).items() if v is not False}
         given = {k: v for k, v in given.items() if v not in (None, [], {}, _NEUTRAL.get(k))}
         for key, value in given.items():
             if key in _FORCED and isinstance(value, list) and all(type(t) is int for t in value):
                 given[key] = min(value)  # the first of the equally probable
-        lengths = [key for pair in _LENGTHS for key in pair]
-        names = {*_OPTIONS, *_BEAMS, *lengths} - set(in_prefix)
+        names = {*_OPTIONS, *_BEAMS, *chain(*_LENGTHS)} - set(in_prefix)
         defaults = cls(
             {key: value for key, value in given.items() if key in names},
             {key: value for key, value in given.items() if key in _NOT_DONE},
@@ -80,16 +79,18 @@ class GenerationDefaults:
         defaults = {k: self.settings[k] for k in _same_names(options) if k in self.settings}
         if prefix_size > 1:  # transformers forces it only after a single token
             defaults.pop("forced_bos_token_id", None)
-        for (new, whole), name in _LENGTHS.items():
+        for (new, total), name in _LENGTHS.items():
             if new in self.settings:
                 defaults[name] = self.settings[new]
-            elif whole in self.settings:
-                least = int(name == "max_tokens")
-                defaults[name] = max(least, _whole(whole, self.settings[whole]) - prefix_size)
+            elif total in self.settings:
+                length = self.settings[total]
+                if not COUNT.accepts(length):
+                    raise OptionError(total, length, COUNT)
+                defaults[name] = max(int(name == "max_tokens"), length - prefix_size)
         return options.filled(defaults)
 
     def ignored(self, num_beams: int | None) -> str:
-        """What to say about settings that we do not support, with the user's num_beams; "" if there are none."""
+        """A line about settings that we do not support, with the user's num_beams; "" if there are none."""
         done = {"num_beams"} if (num_beams or 1) > 1 else set()
         left = [f"{name}={value}" for name, value in self.not_done.items() if name not in done]
         return f"ignored from {FILE}: {', '.join(left)}" if left else ""
@@ -98,15 +99,9 @@ class GenerationDefaults:
         """The settings that apply under the user's `options`."""
         ours = {key: key for key in _same_names(options)}
         ours |= {key: name for pair, name in _LENGTHS.items() for key in pair}
-        settings = {k: v for k, v in self.settings.items() if k in ours}
-        return {k: v for k, v in settings.items() if getattr(options, ours[k]) is None}
+        free = {key for key, name in ours.items() if getattr(options, name) is None}
+        return {key: value for key, value in self.settings.items() if key in free}
 
 
 def _same_names(options: Options) -> tuple[str, ...]:
     return (*_OPTIONS, *_BEAMS) if options.num_beams > 1 else _OPTIONS
-
-
-def _whole(name: str, value: object) -> int:
-    if not isinstance(value, int) or value < 0:
-        raise InputError(f"{name} is {value!r}, not a whole number")
-    return value

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from common.errors import InputError
 from speculative.grammar import LOOKAHEAD, Matcher
 from speculative.options import FORMS, Options
-from text.tokenizer import token_bytes
+from text.tokenizer import is_byte_level, token_bytes
 
 CONTEXT = 8  # tokens that may matter to the tokenization of the next
 # As Python's json.dumps writes it, and models are used to. With free white space almost nothing would be forced.
@@ -40,27 +40,23 @@ class Grammars:
     def matcher(self, options: Options) -> Matcher | None:
         """A matcher for the form that the options ask for, if any. Raises InputError if it cannot be compiled, or
         llguidance is not installed."""
-        forms = [(name, getattr(options, name)) for name in FORMS]
-        for name, form in forms:
-            if form is None:
-                continue
-            text = form if isinstance(form, str) else json.dumps(form, ensure_ascii=False)
-            compiled = self._compiled(name, text)
-            if isinstance(compiled, str):
-                raise InputError(compiled)
-            return compiled.copy()
+        for name in FORMS:
+            form = getattr(options, name)
+            if form is not None:
+                text = form if isinstance(form, str) else json.dumps(form, ensure_ascii=False)
+                compiled = self._compiled(name, text)
+                if isinstance(compiled, BaseException):
+                    raise compiled
+                return compiled.copy()
         return None
 
-    def _attempt(self, name: str, form: str) -> Matcher | str:
+    def _attempt(self, name: str, form: str) -> Matcher | BaseException:
         """The matcher, or why there is none: some forms take seconds to be refused."""
         with ThreadPoolExecutor(1) as pool, _STACK_SIZE:
             before = threading.stack_size(STACK)
             compiling = pool.submit(self._compile, name, form)  # starts its thread
             threading.stack_size(before)
-        try:
-            return compiling.result()
-        except InputError as error:
-            return str(error)
+        return compiling.exception() or compiling.result()
 
     @cached_property
     def ready(self) -> Any:
@@ -75,7 +71,7 @@ class Grammars:
         if not ends:
             raise InputError("the model names no end token, which a form needs: set eos_token_id")
         self.eos_token_id = ends[0]
-        self._is_byte_level = b'"ByteLevel"' in self._tokenizer.decoder.__getstate__()
+        self._is_byte_level = is_byte_level(self._tokenizer)
         bytes_of = token_bytes(self._tokenizer, self._hidden)
         self.tokens = [bytes_of(token) for token in range(self._config.vocab_size)]
         self.special_token_ids = [token for token, text in enumerate(self.tokens) if not text]
@@ -109,12 +105,14 @@ class Grammars:
 
     def _grammars(self, name: str, form: str) -> list[dict]:
         """The form as llguidance's grammars, the first of which is the whole text's."""
+        from llguidance import regex_to_lark
         from llguidance.gbnf_to_lark import any_to_lark
 
         if name == "grammar":
             answer = {"lark_grammar": any_to_lark(form)}
         elif name == "regex":
-            answer = {"lark_grammar": _regex_grammar(form, self.tokens)}
+            regex = f"/{regex_to_lark(form, '')}/ & /{_writable(self.tokens)}/"
+            answer = {"lark_grammar": f"start: TEXT\nTEXT: {regex}"}
         else:
             answer = _schema_grammar(form)
         # Forcing allows only the usual tokens of a forced text, which must have exactly its bytes.
@@ -143,13 +141,6 @@ class Grammars:
         return self._split(new.decode(errors="ignore"))
 
 
-def _regex_grammar(form: str, tokens: Sequence[bytes]) -> str:
-    """A regular expression as a grammar in Lark, for texts that these tokens can write."""
-    from llguidance import regex_to_lark
-
-    return f"start: TEXT\nTEXT: /{regex_to_lark(form, '')}/ & /{_writable(tokens)}/"
-
-
 def _schema_grammar(form: str) -> dict:
     """A JSON schema as a grammar."""
     from llguidance import LLMatcher
@@ -173,13 +164,11 @@ def _check_warnings(warnings: Sequence[str]) -> None:
 
 def _writable(tokens: Sequence[bytes]) -> str:
     """A regular expression for the texts that these tokens can write, as far as single characters say."""
-    texts = (token.decode(errors="replace") for token in tokens)
-    codes = {ord(text) for text in texts if len(text) == 1}
-    others = ""
-    if 0xFFFD in codes:  # there are tokens for parts of characters
-        codes &= {*range(0x80)}
-        others = r"\x{80}-\x{10ffff}"
-    return "[" + "".join(f"\\x{{{code:x}}}" for code in codes) + others + "]*"
+    texts = {token.decode(errors="replace") for token in tokens}
+    listed = "".join(f"\\x{{{ord(text):x}}}" for text in texts if len(text) == 1)
+    if "\ufffd" in texts:  # there are tokens for parts of characters
+        listed += r"\x{80}-\x{10ffff}"
+    return f"[{listed}]*"
 
 
 def _check_number(text: str) -> float:

@@ -59,14 +59,6 @@ class Languages:
         text = json.dumps(asdict(self), indent=1, ensure_ascii=False)
         (folder / FILE).write_text(text + "\n", encoding="utf-8")
 
-    def source_tokens(self, parts: Mapping[str, list[int] | None]) -> list[int]:
-        """What the encoder reads, with the tokens of "text", "source" and "target"; [] if one of them is missing."""
-        return _filled(self.source, parts)
-
-    def prefix_tokens(self, parts: Mapping[str, list[int] | None]) -> list[int]:
-        """What a row begins with, with the tokens of "start" and "target"; [] if one of them is missing."""
-        return _filled(self.prefix, parts)
-
     def find(self, option: str, name: str) -> str:
         """The code of the language that `name` means: the code itself, another one such as de, deu or de-AT, or a
         name in any language. InputError, with the nearest, if the model has none."""
@@ -80,21 +72,20 @@ class Languages:
         wanted = tag_of(name)
         called = _name(wanted) if wanted else name
         script = _script(wanted) or "" if wanted else ""
-        ranks = {}  # of the same name first, such as one in another script; then the nearest
-        for code in codes:
+
+        def rank(code: str) -> tuple:
+            """First those of the same name, such as one in another script; then the nearest."""
             alike = fuzz.ratio(called.lower(), _name(code).lower())
             distance = _distance(wanted, code) if wanted else _FAR
-            same = code != wanted, script not in code
-            ranks[code] = alike < 100 and distance > 0, distance, -alike, *same
-        near = sorted(codes, key=ranks.__getitem__)
-        other, distance, *_ = ranks[near[0]]
-        if distance <= _NEAR or not (other or "-" in (wanted or "")):
-            return near[0]
-        named = dict[str, str]()  # one code for each language
-        for code in near:
-            named.setdefault(_name(code), code)
-        more = f" and {len(named) - 5} more" if len(named) > 5 else ""
-        listed = ", ".join(title(code) for code in [*named.values()][:5])
+            is_other = alike < 100 and distance > 0
+            return is_other, distance, -alike, code != wanted, script not in code
+
+        nearest, *others = sorted(codes, key=rank)
+        is_other, distance, *_ = rank(nearest)
+        if distance <= _NEAR or not (is_other or "-" in (wanted or "")):
+            return nearest
+        listed = ", ".join(map(title, [nearest, *others[:4]]))
+        more = f" and {len(others) - 4} more" if len(others) > 4 else ""
         raise InputError(f"{option}: no language {name!r}; there are {listed}{more}")
 
 
@@ -126,10 +117,6 @@ def _variety(language: langcodes.Language, name: str) -> str:
         code = name_to_code(part, name, "und")
         if code:
             return language.update_dict({part: code}).to_tag()
-    with contextlib.suppress(ValueError):
-        tagged = langcodes.Language.get(f"{own}-{name}")
-        if tagged.is_valid():
-            return tagged.to_tag()
     raise LookupError(name)
 
 
@@ -184,7 +171,7 @@ def _script(tag: str) -> str | None:
 
 
 def _distance(wanted: str, code: str) -> int:
-    """How far a model's language is from the wanted tag, by the Unicode CLDR."""
+    """The distance of a model's language from the wanted tag, by the Unicode CLDR."""
     tag = tag_of(code)
     if not tag:
         return _FAR
@@ -197,7 +184,7 @@ def _distance(wanted: str, code: str) -> int:
     return distance
 
 
-def _filled(template: Sequence[int | str], parts: Mapping[str, list[int] | None]) -> list[int]:
-    """The tokens of a template; [] if it needs something that is not given."""
-    filled = [[part] if isinstance(part, int) else parts[part] for part in template]
-    return [] if None in filled else [token for tokens in filled for token in tokens or ()]
+def filled(layout: Sequence[int | str], parts: Mapping[str, list[int]]) -> list[int]:
+    """The tokens of a layout, `source` or `prefix` of `Languages`; [] if it needs a part that is missing."""
+    tokens = [[part] if isinstance(part, int) else parts.get(part) for part in layout]
+    return [] if None in tokens else [token for some in tokens for token in some or ()]

@@ -13,24 +13,26 @@ class TextStream:
     first complete stop text; an ending that may be the beginning of a stop text is held back until that is known.
     """
 
-    def __init__(self, tokenizer: Tokenizer, hidden: Container[int], stops: Sequence[str] = ()):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        hidden: Container[int],
+        stops: Sequence[str] = (),
+        begun: Sequence[int] = (),
+    ):
+        """begun: tokens whose text goes on here. It is not part of what `push` returns, and no stop text begins in it."""
         self._tokenizer = tokenizer
         self._hidden = hidden
-        self._stops = stops
+        self._stops: Sequence[str] = ()
         self._stream = DecodeStream(skip_special_tokens=False)
         self._tokens: list[int] = []
         self.text = ""  # of all tokens
         self._waiting = ""  # the end of `text`, held back
         self.stopped = False
-
-    def go_on_from(self, tokens: list[int]) -> None:
-        """Let what is pushed continue the text of these tokens, which is not part of it."""
-        stops = self._stops
-        self._stops = ()
-        self.push(tokens)
+        self.push(begun)
         self._stops = stops
 
-    def push(self, tokens: list[int]) -> str:
+    def push(self, tokens: Sequence[int]) -> str:
         """The text that `tokens` add. A character is held back until all its bytes are there."""
         before = len(self.text)
         for token in tokens:
@@ -38,9 +40,7 @@ class TextStream:
                 self._tokens.append(token)
                 try:
                     self.text += self._stream.step(self._tokenizer, token) or ""
-                except (
-                    Exception
-                ):  # a bare Exception: invalid bytes changed characters decoded before
+                except Exception:  # a bare one: invalid bytes changed characters decoded before
                     self._stream = DecodeStream(skip_special_tokens=False)
                     self._stream.step(self._tokenizer, token)
                     self.text += self._rest()
@@ -59,11 +59,11 @@ class TextStream:
         return shown + waiting
 
     def _rest(self) -> str:
-        """What the text of all tokens has beyond `text`."""
+        """The text of all tokens beyond `text`."""
         return self._tokenizer.decode(self._tokens, skip_special_tokens=False)[len(self.text) :]
 
     def _shown(self, text: str) -> str:
-        """What may be shown after the text has grown by `text`."""
+        """The text to show after the whole has grown by `text`."""
         if self.stopped:
             return ""
         text = self._waiting + text

@@ -11,13 +11,15 @@ from tokenizers import Encoding, Tokenizer
 from common.errors import InputError, first_line
 from speculative.options import TOKENS
 from text.generation import GenerationDefaults
-from text.languages import Languages, tag_of
+from text.languages import Languages, filled, tag_of
 from text.translation_prompt import TranslationPrompt
+
+Codes = tuple[str | None, str | None]  # of the source's and the target's language
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What to decode.
+    """A prompt to decode.
 
     content: a text; a chat's messages, each with `role` and `content`, for the model's chat template; or the ids of all
         tokens that the model reads
@@ -39,6 +41,24 @@ class Prompt:
         content = self.content
         return bool(content) and not self.is_text and all(isinstance(x, Mapping) for x in content)
 
+    @property
+    def user_text(self) -> str:
+        """The text, or the last that the user wrote in a chat; "" if there is none."""
+        if not self.is_chat:
+            return self.content if self.is_text else ""
+        texts = [each.get("content") for each in self.content if each.get("role") == "user"]
+        return texts[-1] if texts and isinstance(texts[-1], str) else ""
+
+    @property
+    def begun(self) -> str:
+        """The beginning of a chat's answer: a last message of the assistant's, unless the arguments for the template ask
+        for a new one; "" if there is none."""
+        last = self.content[-1] if self.is_chat else {}
+        begins_anew = self.template_kwargs.get("add_generation_prompt", False)
+        goes_on = self.template_kwargs.get("continue_final_message", not begins_anew)
+        is_answer = goes_on and last.get("role") == "assistant"
+        return str(last.get("content") or "") if is_answer else ""
+
 
 def check_prompt(prompt: Any) -> Prompt:
     """The prompt as a `Prompt`; InputError if it is empty, or neither valid text nor messages nor token ids."""
@@ -47,16 +67,15 @@ def check_prompt(prompt: Any) -> Prompt:
     reference = checked.reference
     if reference is not None and not isinstance(reference, str):
         raise InputError(f"the reference is {type(reference).__name__}, not text")
-    for name, value in (("reference", reference), ("prompt", content)):
-        try:
-            json.dumps(value, ensure_ascii=False, default=str).encode()
-        except UnicodeEncodeError:
-            raise InputError(f"the {name} is not valid Unicode text") from None
+    try:
+        json.dumps((content, reference), ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        raise InputError("the prompt is not valid Unicode text") from None
     is_list = isinstance(content, (list, tuple))
     is_listed = is_list and (checked.is_chat or TOKENS.accepts(content))
-    if not (isinstance(content, str) or is_listed):
+    if not (checked.is_text or is_listed):
         raise InputError(f"the prompt is {type(content).__name__}, not text, messages or token ids")
-    if not content or (isinstance(content, str) and not content.strip()):
+    if not content or (checked.is_text and not content.strip()):
         raise InputError("the prompt is empty")
     return checked
 
@@ -93,18 +112,18 @@ class ChatTemplate:
     jinja: str = ""
     thinking: tuple[str, str] | None = None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
-        """The prompt that the template makes of messages, with the special tokens. InputError if it refuses them.
-        settings: further arguments of `apply`. A last message of the assistant's is continued."""
-        goes_on = bool(begun_text(messages, settings))
+    def render(self, prompt: Prompt) -> str:
+        """The text that the template makes of a chat, with the special tokens. InputError if it refuses the messages.
+        A last message of the assistant's is continued."""
+        goes_on = bool(prompt.begun)
         arguments = {"add_generation_prompt": not goes_on, "continue_final_message": goes_on}
-        arguments |= {**settings, "tokenize": False}
+        arguments |= {**prompt.template_kwargs, "tokenize": False}
         try:
-            text = self.apply([dict(message) for message in messages], **arguments)
+            text = self.apply([dict(message) for message in prompt.content], **arguments)
         except Exception as error:  # templates may raise any class
             reason = first_line(error)
             raise InputError(f"the chat template refuses these messages: {reason}") from None
-        if last_text(messages).strip() not in text:
+        if prompt.user_text.strip() not in text:
             warnings.warn("the chat template leaves out or changes the user's text", stacklevel=2)
         return text
 
@@ -116,21 +135,6 @@ class ChatTemplate:
         start, end = self.thinking
         last = begun or prompt.rstrip()[-len(start) :]
         return last.rfind(start) > last.rfind(end)
-
-
-def last_text(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The last text that the user wrote; "" if there is none."""
-    texts = [message.get("content") for message in messages if message.get("role") == "user"]
-    return texts[-1] if texts and isinstance(texts[-1], str) else ""
-
-
-def begun_text(messages: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
-    """The beginning of the answer: a last message of the assistant's, unless the settings of the chat template ask for a
-    new one; "" if there is none."""
-    last = messages[-1]
-    begins_anew = settings.get("add_generation_prompt", False)
-    goes_on = settings.get("continue_final_message", not begins_anew)
-    return str(last.get("content") or "") if goes_on and last.get("role") == "assistant" else ""
 
 
 @dataclass(frozen=True)
@@ -175,133 +179,98 @@ class TextSide:
         model's own prefix, as in transformers. InputError for a language that is unknown, missing or cannot be chosen,
         and for messages without a chat template.
         """
-        read = self._as_one_text(prompt)
-        if source_lang is None and target_lang is None and prompt_template is None:
-            encoded = self._tokens(read)
-        else:
-            encoded = self._translation_tokens(read, source_lang, target_lang, prompt_template)
-        if read is prompt:
-            return encoded
-        return encoded._replace(begun=begun_text(prompt.content, prompt.template_kwargs))
-
-    def _as_one_text(self, prompt: Prompt) -> Prompt:
-        """The prompt; of a chat for an encoder-decoder model, which reads one text, only the user's last."""
-        if not prompt.is_chat or self.chat or self.start_token is None:
-            return prompt
-        text = last_text(prompt.content)
-        if not text.strip():
-            raise InputError("the chat has no text of the user's, which is the prompt")
-        return Prompt(text)
-
-    def _translation_tokens(
-        self,
-        prompt: Prompt,
-        source_lang: str | None,
-        target_lang: str | None,
-        prompt_template: str | None,
-    ) -> Encoded:
-        """The tokens of the model's prompt for a translation."""
         if not (prompt.is_text or prompt.is_chat):
-            raise InputError("source_lang, target_lang and prompt_template are not for token ids")
-        text = prompt.content if prompt.is_text else last_text(prompt.content)
+            if source_lang or target_lang or prompt_template:
+                fault = "source_lang, target_lang and prompt_template are not for token ids"
+                raise InputError(fault)
+            return Encoded(self.prompt_tokenizer.decode(prompt.content), list(prompt.content))
         codes = self.resolve_languages(source_lang, target_lang, prompt_template)
-        asking = self._with_languages(prompt, codes, prompt_template)
-        languages = self.languages
-        if languages and not self.chat and (languages.source or not prompt_template):
-            encoded = self._in_languages(languages, asking.content, *codes)
-        else:
-            encoded = self._tokens(asking)._replace(source_lang=codes[0], target_lang=codes[1])
-        begin = encoded.begin + encoded.text.rfind(text)  # templates end with it
-        return encoded._replace(text=text, begin=begin)
+        text = prompt.user_text
+        read = prompt
+        if prompt.is_chat and self.start_token is not None and not self.chat:
+            if not text.strip():
+                raise InputError("the chat has no text of the user's, which is the prompt")
+            read = Prompt(text)  # an encoder-decoder model reads one
+        asks = any(codes) or prompt_template is not None
+        if asks:
+            read = self._asking(read, codes, prompt_template)
+        if read.is_chat:
+            encoding = self._rendered(read)
+            return Encoded(text, encoding.ids, None, *codes, prompt.begun, encoding)
+        begin = read.content.rfind(text)
+        if asks and self.languages and self.languages.source and not self.chat:
+            tokens, prefix, encoding = self._framed(self.languages, read.content, codes)
+            return Encoded(text, tokens, prefix, *codes, prompt.begun, encoding, begin)
+        # A rendered template may come as a text.
+        special = not (self.bos and read.content.startswith(self.bos))
+        encoding = self.prompt_tokenizer.encode(read.content, add_special_tokens=special)
+        return Encoded(text, encoding.ids, None, *codes, prompt.begun, encoding, begin)
 
-    def _with_languages(
-        self, prompt: Prompt, codes: tuple[str | None, str | None], prompt_template: str | None
-    ) -> Prompt:
-        """The prompt with a prompt for its translation in place of each text of the user's, if that is how the model is
-        told; nothing is thought first."""
+    def _asking(self, prompt: Prompt, codes: Codes, prompt_template: str | None) -> Prompt:
+        """The prompt with a prompt for its translation in place of each text of the user's, if the model is told in words;
+        nothing is thought first."""
         translation = TranslationPrompt((prompt_template,)) if prompt_template else self.translation
+        content = prompt.content
         if translation is None:
-            return prompt
+            if prompt.is_chat or self.languages is None or self.languages.source:
+                return prompt
+            words = self.languages.codes.get(codes[1] or "", "")
+            return replace(prompt, content=f"{words}{content}")
         if prompt.is_text and prompt_template:
-            return replace(prompt, content=translation.content(prompt.content, *codes))
-        content = (
-            [{"role": "user", "content": prompt.content}] if prompt.is_text else prompt.content
-        )
-        messages = [dict(message) for message in content]
+            return replace(prompt, content=translation.content(content, *codes))
+        messages = [{"role": "user", "content": content}] if prompt.is_text else content
+        messages = [dict(message) for message in messages]
         for message in messages:
             if message.get("role") == "user" and isinstance(message.get("content"), str):
                 message["content"] = translation.content(message["content"], *codes)
         arguments = {"enable_thinking": False, **prompt.template_kwargs}
         return replace(prompt, content=messages, template_kwargs=arguments)
 
-    def _tokens(self, prompt: Prompt) -> Encoded:
-        """The tokens of a prompt as it is."""
-        content = prompt.content
-        if prompt.is_text:
-            # A rendered template may come as a text.
-            special = not (self.bos and content.startswith(self.bos))
-            encoding = self.prompt_tokenizer.encode(content, add_special_tokens=special)
-            return Encoded(content, encoding.ids, encoding=encoding)
-        if prompt.is_chat:
-            if self.chat is None:
-                raise InputError("this model has no chat template")
-            if self.languages and last_text(content):
-                missing = "the chat template has to be told both languages, and writes the prompt"
-                raise InputError(f"target_lang: {missing}")
-            text = self.chat.render(content, prompt.template_kwargs)
-            encoding = self.tokenizer.encode(text, add_special_tokens=False)
-            begun = begun_text(content, prompt.template_kwargs)
-            last = last_text(content)
-            begin = max(0, text.rfind(last))
-            return Encoded(last, encoding.ids, begun=begun, encoding=encoding, begin=begin)
-        return Encoded(self.prompt_tokenizer.decode(content), list(content))
+    def _rendered(self, prompt: Prompt) -> Encoding:
+        """The tokens of a chat."""
+        if self.chat is None:
+            raise InputError("this model has no chat template")
+        if self.languages and prompt.user_text:
+            missing = "the chat template has to be told both languages, and writes the prompt"
+            raise InputError(f"target_lang: {missing}")
+        return self.tokenizer.encode(self.chat.render(prompt), add_special_tokens=False)
 
-    def _in_languages(
-        self, languages: Languages, text: str, source_lang: str | None, target_lang: str | None
-    ) -> Encoded:
-        """The tokens of a text and, in the model's layout, of its languages."""
-        if not languages.source:  # the model is told in words
-            words = str(languages.codes.get(target_lang or "", ""))
-            encoding = self.prompt_tokenizer.encode(f"{words}{text}")
-            codes = source_lang, target_lang
-            return Encoded(text, encoding.ids, None, *codes, encoding=encoding, begin=len(words))
-
-        def token_of(code: str | None) -> list[int] | None:
-            token = languages.codes.get(code or "")
-            return [token] if isinstance(token, int) else None
-
+    def _framed(
+        self, languages: Languages, text: str, codes: Codes
+    ) -> tuple[list[int], list[int] | None, Encoding]:
+        """The tokens that the model reads and those that a row begins with, in its layout, and those of the text alone."""
         encoding = self.prompt_tokenizer.encode(text, add_special_tokens=False)
-        parts = {
-            "text": encoding.ids,
-            "source": token_of(source_lang),
-            "target": token_of(target_lang),
-            "start": None if self.start_token is None else [self.start_token],
-        }
+        parts = {"text": encoding.ids}
+        if self.start_token is not None:
+            parts["start"] = [self.start_token]
+        for name, code in zip(("source", "target"), codes, strict=True):
+            token = languages.codes.get(code or "")
+            if isinstance(token, int):
+                parts[name] = [token]
         # Without a source language use the tokenizer's, without a target language the model's.
-        tokens = languages.source_tokens(parts) or self.prompt_tokenizer.encode(text).ids
-        prefix = languages.prefix_tokens(parts) or None
-        return Encoded(text, tokens, prefix, source_lang, target_lang, encoding=encoding)
+        tokens = filled(languages.source, parts) or self.prompt_tokenizer.encode(text).ids
+        return tokens, filled(languages.prefix, parts) or None, encoding
 
     def resolve_languages(
         self, source_lang: str | None, target_lang: str | None, template: str | None = None
-    ) -> tuple[str | None, str | None]:
+    ) -> Codes:
         """The model's own codes for languages given by code or name; None stays None. template: the user's prompt for
         translating. InputError for a language that is unknown or cannot be chosen."""
-        given = {"source_lang": source_lang, "target_lang": target_lang}
-        names = [option for option, name in given.items() if name]
-        if not names:
-            return None, None
         languages = self.languages
-        if languages is None and not (self.translation or template):
-            missing = "this model has no languages to choose from; prompt_template can name them"
-            raise InputError(f"{' and '.join(names)}: {missing}")
-        if languages is None or (template and not languages.source):  # the prompt may name any
-            codes = [name and (tag_of(name) or name) for name in given.values()]
-        else:
-            codes = [name and languages.find(option, name) for option, name in given.items()]
-        return codes[0], codes[1]
 
-    def default_languages(self, prefix: Sequence[int]) -> tuple[str | None, str | None]:
+        def code_of(option: str, name: str | None) -> str | None:
+            if not name:
+                return None
+            if languages is None and not (self.translation or template):
+                missing = "this model has no languages to choose from"
+                raise InputError(f"{option}: {missing}; prompt_template can name them")
+            if languages is None or (template and not languages.source):  # the prompt may name any
+                return tag_of(name) or name
+            return languages.find(option, name)
+
+        return code_of("source_lang", source_lang), code_of("target_lang", target_lang)
+
+    def default_languages(self, prefix: Sequence[int]) -> Codes:
         """The codes of the languages that the model translates from and to when not told; None: unknown, or none.
         prefix: the model's, of an empty prompt."""
         if self.languages is None:
@@ -321,19 +290,16 @@ class TextSide:
     ) -> "PromptFormat":
         """InputError for settings of a chat template if none is in use."""
         has_template = self.chat is not None and not ignore_chat_template
-        if prefill and not has_template and self.start_token is None:
-            raise InputError(
-                "the beginning of an answer needs a chat template: put it in the prompt"
-            )
-        if not has_template and (system_prompt is not None or template_kwargs is not None):
-            missing = "none is in use" if self.chat else "this model has no chat template"
-            raise InputError(f"a system prompt or a setting needs a chat template: {missing}")
+        begins = prefill and self.start_token is None
+        if not has_template and (begins or (system_prompt, template_kwargs) != (None, None)):
+            settings = "a system prompt, a template's setting and the beginning of an answer"
+            raise InputError(f"{settings} need a chat template, and none is in use")
         return PromptFormat(system_prompt, template_kwargs or {}, has_template, prefill)
 
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """How a text gets into the chat template. Without one, or if it is not to be used, a prompt stays as it is."""
+    """Puts texts into the chat template. Without one, or if it is not to be used, a prompt stays as it is."""
 
     system_prompt: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, apart from its answer."""
+"""A model's thoughts before its answer, apart from that."""
 
 
 class Thinking:
@@ -12,7 +12,7 @@ class Thinking:
         self._sent = (0, 0)  # characters of the parts
 
     def push(self, text: str, is_last: bool) -> tuple[str, str]:
-        """What the text's next piece adds to the thoughts and to the answer."""
+        """The parts that the text's next piece adds to the thoughts and to the answer."""
         self._text += text
         thought, answer = self._parts(is_last)
         new = thought[self._sent[0] :], answer[self._sent[1] :]

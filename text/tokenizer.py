@@ -44,9 +44,8 @@ def load_tokenizer(folder: Path, rows: int | None = None, name: str = FILE) -> T
         tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    vocab = tokenizer.get_vocab(with_added_tokens=True)
     framing = tokenizer.encode("").ids  # its tokens may not be in the vocabulary
-    token = max([*vocab.values(), *framing], default=0)
+    token = max([*tokenizer.get_vocab(with_added_tokens=True).values(), *framing], default=0)
     if rows is not None and token >= rows:
         fault = f"the tokenizer has the token {token}, but the embedding has only {rows} rows"
         raise InputError(f"{file}: {fault}")
@@ -56,10 +55,9 @@ def load_tokenizer(folder: Path, rows: int | None = None, name: str = FILE) -> T
 def like_sentencepiece(tokenizer: Tokenizer) -> Tokenizer:
     """The tokenizer corrected to match SentencePiece, with which the models were trained.
 
-    transformers 5 converts T5's vocabulary correctly. For other models it takes token 2 as the unknown token
-    (MADLAD-400's is 0, and 2 is its end), does not fall back to bytes for characters without a piece (mT5, umT5),
-    and cuts the text at pieces such as MADLAD's <2de>, which SentencePiece ranks above all others, with a score of 0.
-    What a fine-tuner added cuts the text here too, even if the vocabulary has it as a piece.
+    transformers 5 takes token 2 as the unknown token (MADLAD-400's is 0), does not fall back to bytes for characters without
+    a piece (mT5, umT5), and cuts the text at pieces such as MADLAD's <2de>, which SentencePiece ranks above all others, with a
+    score of 0. What a fine-tuner added cuts the text here too, even if the vocabulary has it as a piece.
     """
     state = json.loads(tokenizer.to_str())
     model = state["model"]
@@ -80,10 +78,10 @@ def like_sentencepiece(tokenizer: Tokenizer) -> Tokenizer:
 
 def byte_characters() -> dict[int, str]:
     """The byte-level alphabet: the character that stands for each byte (GPT-2's)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    character = {byte: chr(byte) for byte in printable}
-    return character | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    own = {ord(character): character for character in alphabet if ord(character) < 256}
+    others = [byte for byte in range(256) if byte not in own]
+    return own | dict(zip(others, alphabet[len(own) :], strict=True))
 
 
 def pieces(tokenizer: Tokenizer) -> dict[str, int]:
@@ -97,10 +95,15 @@ def piece_of(tokenizer: Tokenizer, token: int) -> str:
     return (tokenizer.id_to_token(token) or "").removeprefix(UNUSED)
 
 
+def is_byte_level(tokenizer: Tokenizer) -> bool:
+    """Whether a token's piece has a character for each of its bytes."""
+    return b'"ByteLevel"' in tokenizer.decoder.__getstate__()
+
+
 def token_bytes(tokenizer: Tokenizer, hidden: Container[int]) -> Callable[[int], bytes]:
     """A function that gives a token's bytes, with the space before a word; none for hidden and special tokens."""
     added = tokenizer.get_added_tokens_decoder()
-    byte_level = b'"ByteLevel"' in tokenizer.decoder.__getstate__()
+    byte_level = is_byte_level(tokenizer)
     byte_of = {character: byte for byte, character in byte_characters().items()}
 
     def own(token: int) -> bytes:
@@ -144,15 +147,14 @@ def translation(source: Tokenizer, target: Tokenizer) -> Callable[[int], int]:
 
 
 def shared_vocabulary(target: Tokenizer, draft: Tokenizer) -> int:
-    """How many ids, from 0 on, are the same pieces in both. InputError if one differs."""
+    """The number of ids, from 0 on, that are the same pieces in both. InputError if one differs."""
     listed = []
     for tokenizer in (target, draft):
         vocab = pieces(tokenizer)
         listed.append(sorted(vocab, key=vocab.__getitem__))
     for i, (ours, theirs) in enumerate(zip(*listed, strict=False)):
         if ours != theirs:
-            fault = f"token {i} is {theirs!r}, not {ours!r}"
-            raise InputError(
-                f"the draft model has a different vocabulary from the target: {fault}; lookup and memories draft without one"
-            )
+            other = "the draft model has a different vocabulary from the target"
+            hint = "lookup and memories draft without one"
+            raise InputError(f"{other}: token {i} is {theirs!r}, not {ours!r}; {hint}")
     return min(map(len, listed))

@@ -79,7 +79,6 @@ def from_transformers(kind: str, folder: Path) -> Tokenizer:
     files = [name for name in TOKENIZER_FILES if (folder / name).exists()]
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found"
     import transformers
-    from sentencepiece import SentencePieceProcessor
 
     transformers.logging.set_verbosity_error()
     if FILE not in files:  # transformers would take the special tokens for a vocabulary
@@ -88,8 +87,7 @@ def from_transformers(kind: str, folder: Path) -> Tokenizer:
             check_files(folder, [FILE, *needed])
     for name in files:
         if name.endswith(".model"):  # transformers would take a damaged one for a tiktoken file
-            with tokenizer_errors(str(folder / name)):
-                SentencePieceProcessor(model_file=str(folder / name))
+            read_model(folder / name)
     with tokenizer_errors(f"{folder} ({', '.join(files)})"):
         read = getattr(transformers, kind).from_pretrained(folder, trust_remote_code=False)
     if not isinstance(read, transformers.TokenizersBackend):

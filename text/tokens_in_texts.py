@@ -1,8 +1,7 @@
 """The tokens in texts, for a draft model that scores only those (speculative/draft_vocabulary.py)."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -14,32 +13,18 @@ _TOGETHER = 1000  # texts that are split into tokens in one call
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
-def tokens_of(tokenizer: Tokenizer, texts: Iterable[str]) -> set[int]:
-    """All tokens of the texts."""
-    tokens = set[int]()
-    texts = iter(texts)
-    while some := list(islice(texts, _TOGETHER)):
-        for encoding in tokenizer.encode_batch(some, add_special_tokens=False):
-            tokens.update(encoding.ids)
-    return tokens
-
-
 def read_tokens(tokenizer: Tokenizer, path: Path, report: Report) -> set[int]:
     """The tokens in a file: in the texts of a translation memory (.jsonl, .tmx, .tsv), else in all lines.
     Errors and `report` as in text.memory.load_memory."""
-
-    def lines() -> Iterator[str]:
-        with open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    yield line.decode("utf-8-sig").strip()
-                except UnicodeDecodeError:
-                    report(number, "not UTF-8 text")
-
     if path.suffix.lower() in (".jsonl", ".tmx", ".tsv"):
-        tokens = tokens_of(tokenizer, (pair.text for pair in load_memory(path, report).pairs))
+        texts = [pair.text for pair in load_memory(path, report).pairs]
     else:
-        tokens = tokens_of(tokenizer, lines())
+        texts = path.read_text(encoding="utf-8-sig", errors="ignore").splitlines()
+    tokens = set[int]()
+    for first in range(0, len(texts), _TOGETHER):
+        some = texts[first : first + _TOGETHER]
+        for encoding in tokenizer.encode_batch(some, add_special_tokens=False):
+            tokens.update(encoding.ids)
     if not tokens:
         raise InputError(f"{path} holds no text")
     return tokens

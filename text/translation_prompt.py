@@ -1,4 +1,4 @@
-"""How to ask for a translation: of models that are told in words, or whose chat template takes the languages."""
+"""Asking for a translation: of models that are told in words, or whose chat template takes the languages."""
 
 import re
 from collections.abc import Sequence
