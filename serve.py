@@ -128,10 +128,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def model_id(model: str | Path) -> str:
     """The last part of a model's name or of its folder's path, such as of "." and ".."."""
-    path = Path(model)
-    if path.name in ("", ".."):
-        path = path.resolve()
-    return path.name or DEFAULT_NAME
+    return Path(model).resolve().name or DEFAULT_NAME
 
 
 def text_decoder(models: Models, options: Options, verbose: bool) -> SpeculativeDecoder:

@@ -29,15 +29,7 @@ from serving.realtime import Realtime
 from serving.requests import Chat, Completion, ResponseRequest
 from serving.translation import Translations
 from serving.translation_routes import DeepL, LibreTranslate
-from serving.transport import (
-    ERRORS,
-    error_body,
-    failure_of,
-    read_body,
-    steps_of,
-    stream_of,
-    while_there,
-)
+from serving.transport import ERRORS, failure, read_body, steps_of, stream_of, while_there
 from speculative.row import Row
 from speculative.sampling import RowSeeds
 from speech.rules import TASKS
@@ -115,7 +107,7 @@ class Api:
                 ),
             ],
             exception_handlers={
-                **dict.fromkeys([*ERRORS, Exception], _failure),
+                **dict.fromkeys([*ERRORS, Exception], failure),
                 # Nobody reads this answer; the status is nginx's.
                 ClientDisconnect: lambda *_: Response(status_code=499),
             },
@@ -200,14 +192,7 @@ def _guarded(app: ASGIApp, gate: Gate, requests: Counter) -> ASGIApp:
             try:
                 gate.check_host(connection)
             except HTTPException as error:
-                inner = await _failure(connection, error)
+                inner = await failure(connection, error)
         await inner(scope, receive, counting)
 
     return guarded
-
-
-async def _failure(request: HTTPConnection, error: Exception) -> Response:
-    """The error that answers a request, in the form of its interface."""
-    status, message = failure_of(error)
-    body = error_body(status, message, request.scope["path"])
-    return JSONResponse(body, status, getattr(error, "headers", None))

@@ -9,28 +9,26 @@ from typing import Any
 from common.errors import InputError
 from speculative.options import DECLARED, FORMS, MAX_NUMBER, OptionError, Options
 
-_UNSUPPORTED: tuple[tuple[tuple, str], ...] = (  # values that change nothing, and their fields
-    (
-        (False, [], ""),
-        "background bad_words ban_eos_token documents dry_multiplier dynamic_temperature dynatemp_range early_stopping echo"
-        " enable_thinking epsilon_cutoff eta_cutoff functions ignore_eos include_stop_str_in_output logits_processors min_keep"
-        " mirostat mirostat_mode n_probs penalty_alpha post_sampling_probs return_token_ids return_tokens"
-        " return_tokens_as_token_ids smoothing_factor suffix tools top_a top_logprobs use_beam_search xtc_probability",
-    ),
-    ((True,), "add_bos_token skip_special_tokens spaces_between_special_tokens"),
-    (
-        (1,),
-        "best_of encoder_repetition_penalty guidance_scale length_penalty repeat_penalty tfs tfs_z typical typical_p",
-    ),
-    ((-1, 0), "top_n_sigma"),
-    (("none", "auto"), "function_call tool_choice"),
-    (([], ["reasoning.encrypted_content"]), "include"),
-    ((["text"],), "modalities"),
-    ((), "previous_response_id"),
-    (("disabled",), "truncation"),
-    (("medium",), "verbosity"),
+_FALSE = (
+    "background bad_words ban_eos_token documents dry_multiplier dynamic_temperature dynatemp_range early_stopping echo"
+    " enable_thinking epsilon_cutoff eta_cutoff functions ignore_eos include_stop_str_in_output logits_processors min_keep"
+    " mirostat mirostat_mode n_probs penalty_alpha post_sampling_probs return_token_ids return_tokens"
+    " return_tokens_as_token_ids smoothing_factor suffix tools top_a top_logprobs use_beam_search xtc_probability"
 )
-NEUTRAL = {field: values for values, fields in _UNSUPPORTED for field in fields.split()}
+_TRUE = "add_bos_token skip_special_tokens spaces_between_special_tokens"
+_ONE = "best_of encoder_repetition_penalty guidance_scale length_penalty repeat_penalty tfs tfs_z typical typical_p"
+NEUTRAL: dict[str, tuple] = {  # unsupported fields -> the values that change nothing
+    **dict.fromkeys(_FALSE.split(), (False, [], "")),
+    **dict.fromkeys(_TRUE.split(), (True,)),
+    **dict.fromkeys(_ONE.split(), (1,)),
+    **dict.fromkeys(("function_call", "tool_choice"), ("none", "auto")),
+    "include": ([], ["reasoning.encrypted_content"]),
+    "modalities": (["text"],),
+    "previous_response_id": (),
+    "top_n_sigma": (-1, 0),
+    "truncation": ("disabled",),
+    "verbosity": ("medium",),
+}
 IGNORED = (  # fields that do not affect the text; the last ones are of samplers that have to be off
     "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention parallel_tool_calls"
     " cache_prompt priority request_id chat_id session_id id keep_alive id_slot n_keep timings_per_token mirostat_tau"

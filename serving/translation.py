@@ -53,10 +53,7 @@ class Asked(Object):
     """The fields of a request. Those that are not declared have no effect."""
 
     model_config = ConfigDict(extra="ignore", arbitrary_types_allowed=True)
-
-
-class Upload(Asked):
-    file: UploadFile
+    file: UploadFile | None = None
     filename: str | None = None
 
 
@@ -115,19 +112,19 @@ class Translations:
         self._aligners: Aligners = {}
 
     def route(
-        self, path: str, answer: Callable, kind: type[Asked], scheme: str = "Bearer", **options: Any
+        self, path: str, answer: Callable, kind: type[Asked], methods: list[str], **reading: Any
     ) -> Route:
-        """The route of a function that makes a body, or a response, of a request and its fields. scheme: of the header that
-        has the key"""
+        """The route of a function that makes a body, or a response, of a request and its fields. reading: see `_fields`"""
 
         async def endpoint(request: Request) -> Response:
-            fields = await self._fields(request, scheme, issubclass(kind, Upload))
-            body = await answer(request, validated(fields, kind))
+            body = await answer(request, validated(await self._fields(request, **reading), kind))
             return body if isinstance(body, Response) else JSONResponse(body)
 
-        return Route(path, endpoint, **options)
+        return Route(path, endpoint, methods=methods)
 
-    async def _fields(self, request: Request, scheme: str, is_file: bool) -> dict[str, Any]:
+    async def _fields(
+        self, request: Request, scheme: str = "Bearer", is_file: bool = False
+    ) -> dict[str, Any]:
         """A request's fields, in the address and in JSON or a form. The key is checked as soon as it may be known:
         LibreTranslate's may be one of them."""
         self.gate.check_origin(request)
@@ -205,8 +202,10 @@ class Translations:
                     translator.finish(step.row)
                 yield step
 
-    async def store(self, upload: Upload, source: str | None, target: str) -> StoredDocument:
+    async def store(self, upload: Asked, source: str | None, target: str) -> StoredDocument:
         """Begin to translate an uploaded document. InputError if it is none; Refused if there are too many."""
+        if upload.file is None:
+            raise InputError("file: field required")
         path = Path(upload.filename or upload.file.filename or "")
         data = await upload.file.read()
         document = await to_thread.run_sync(

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from common.errors import InputError
 from documents import FORMATS, html, plain
-from serving.translation import Asked, Step, Texts, Translations, Upload, document_of
+from serving.translation import Asked, Step, Texts, Translations, document_of
 from serving.transport import (
     ERRORS,
     MAX_BODY,
@@ -42,10 +42,6 @@ class _Pair(Asked):
     target: Code
 
 
-class _PairFile(_Pair, Upload):
-    pass
-
-
 class _Detect(Asked):
     q: str
 
@@ -68,7 +64,7 @@ class LibreTranslate:
         post = partial(self.translations.route, methods=["POST"])
         return [
             post("/translate", self.translate, _Translate),
-            post("/translate_file", self.translate_file, _PairFile),
+            post("/translate_file", self.translate_file, _Pair, is_file=True),
             post("/detect", self.detect, _Detect),
             post("/suggest", self.suggest, Asked),
             Route("/download_file/{key}", self.download_file),
@@ -106,7 +102,7 @@ class LibreTranslate:
                     seen[text] = None
             return answer(texts, alternatives=[[*seen][1:] for seen in others])
 
-    async def translate_file(self, request: Request, asked: _PairFile) -> Any:
+    async def translate_file(self, request: Request, asked: _Pair) -> Any:
         async with while_there(request):
             stored = await self.translations.store(asked, asked.source, asked.target)
             await stored.task
@@ -186,10 +182,6 @@ class _Target(_Request):
     formality: Literal["default", "prefer_more", "prefer_less"] = "default"
 
 
-class _TargetFile(_Target, Upload):
-    pass
-
-
 class _Texts(_Target):
     text: Texts
     tag_handling: Literal["html", "xml", ""] = ""
@@ -211,7 +203,7 @@ class DeepL:
         either = partial(route, kind=_Request, methods=["GET", "POST"])
         return [
             route("/translate", self.translate, _Texts, methods=["POST"]),
-            route("/document", self.document, _TargetFile, methods=["POST"]),
+            route("/document", self.document, _Target, methods=["POST"], is_file=True),
             either("/document/{key}", self.status),
             either("/document/{key}/result", self.result),
             either("/languages", self.languages),
@@ -257,7 +249,7 @@ class DeepL:
     async def usage(self, request: Request, asked: _Request) -> Any:
         return {"character_count": self.characters, "character_limit": 10**12}
 
-    async def document(self, request: Request, asked: _TargetFile) -> Any:
+    async def document(self, request: Request, asked: _Target) -> Any:
         stored = await self.translations.store(asked, asked.source_lang, asked.target_lang)
         self.characters += stored.characters
         return {"document_id": stored.key, "document_key": stored.key}

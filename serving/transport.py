@@ -13,8 +13,8 @@ from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import StreamingResponse
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from common.errors import InputError
 from serving.engine import FAILURES, START, Engine, Job, Progress
@@ -55,6 +55,13 @@ def failure_of(error: Exception) -> tuple[int, str]:
     return 500, "an error of the server's"
 
 
+async def failure(request: HTTPConnection, error: Exception) -> Response:
+    """The error that answers a request, in the form of its interface."""
+    status, message = failure_of(error)
+    body = error_body(status, message, request.scope["path"])
+    return JSONResponse(body, status, getattr(error, "headers", None))
+
+
 def error_body(status: int, message: str, path: str = "") -> dict[str, Any]:
     """The body of an error in the form of the path's interface."""
     first = path.split("/")[:2][-1]
@@ -68,10 +75,7 @@ def error_body(status: int, message: str, path: str = "") -> dict[str, Any]:
 
 
 async def read_body(
-    request: Request,
-    max_bytes: int = MAX_BODY,
-    seconds: float = BODY_SECONDS,
-    check: Callable | None = None,
+    request: Request, max_bytes: int = MAX_BODY, seconds: float = BODY_SECONDS, check: Any = None
 ) -> bytes:
     """A request's body. Raises HTTPException if it has more bytes or does not arrive in this time. check: awaited with the
     beginning of a body that is longer than that; what it raises ends the reading."""

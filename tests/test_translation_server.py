@@ -22,7 +22,7 @@ from documents.apart import read_apart
 from serving import translation
 from serving.engine import Engine, Refused
 from serving.gate import Gate, Limits
-from serving.translation import Translations, Upload
+from serving.translation import Asked, Translations
 
 KING, HAUS = "The old king sees two red doors.", "The king sees the house."
 GERMAN = {KING: "Der alte König sieht zwei rote Türen.", HAUS: "Der König sieht das Haus."}
@@ -230,7 +230,7 @@ def test_no_translation_is_dropped_before_it_was_fetched_or_is_old(decoder, monk
 
     async def store() -> str:
         file = UploadFile(BytesIO(KING.encode()), filename="a.txt")
-        stored = await translations.store(Upload(file=file), "en", "EN")  # nothing to decode
+        stored = await translations.store(Asked(file=file), "en", "EN")  # nothing to decode
         await stored.task
         return stored.key
 
