@@ -110,14 +110,14 @@ def _same_place(source: str, text: str, at: int) -> int:
     if at >= end:
         return stop if at == end else len(text)
     share = begin + (at - start) / (end - start) * (stop - begin)
-
     wanted = _neighbours(source, at)
-
-    def distance(place: int) -> float:
-        further = 0.0 if _neighbours(text, place) == wanted else len(text) / 4
-        return abs(place - share) + further
-
-    return min((i for i in _boundaries(text) if begin <= i <= stop), key=distance)
+    distances = dict[int, float]()
+    for place in _boundaries(text):
+        if begin <= place <= stop:
+            distances[place] = abs(place - share)
+            if _neighbours(text, place) != wanted:
+                distances[place] += len(text) / 4
+    return min(distances, key=distances.__getitem__)
 
 
 def _neighbours(text: str, at: int) -> list[tuple[bool, bool]]:

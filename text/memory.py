@@ -1,7 +1,6 @@
 """A translation memory: earlier prompts with their texts; for a new prompt, the text of the most similar one."""
 
 import codecs
-import errno
 import json
 import os
 import re
@@ -218,5 +217,5 @@ class MemoryFile:
         if last != b"\n":  # a crash cut the last line off
             line = b"\n" + line
         with naming_file(self._path, self._path):
-            if self._file.write(line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            while line:  # a full disk takes a part of it, and then raises
+                line = line[self._file.write(line) :]
