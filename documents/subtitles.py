@@ -37,6 +37,7 @@ _SOUND = re.compile(r"[\[(（【].*[\])）】]")  # [DOOR OPENS]  # noqa: RUF001
 _COMMA = re.compile(r"""[,،、，､﹐፣՝]["'”’»]*$""")  # noqa: RUF001
 _SOON = 2.0  # seconds between two cues of a sentence
 _MAX_CUES = 6  # that a sentence may run over
+_PRIVATE = 0xF0000  # the first of Unicode's characters for private use
 
 
 def parse(data: bytes, cue_by_cue: bool = False, bilingual: bool = False) -> Document:
@@ -114,7 +115,12 @@ def _items(pattern: re.Pattern, raw: str) -> Iterator[Item]:
 
 def _fit(pattern: re.Pattern, passage: Passage, text: str) -> list[str]:
     """The text spread over the lines. A tag around words in two cues is closed and opened again."""
-    lines = _with_tags(by_length(passage, pattern.sub("", text)), pattern, text)
+    # While it is spread, each tag is a character of the word that it stands at.
+    tags = [tag[0] for tag in pattern.finditer(text)]
+    names = range(_PRIVATE, _PRIVATE + len(tags))
+    shown = map(chr, names)
+    lines = by_length(passage, pattern.sub(lambda _: next(shown), text))
+    lines = [line.translate(dict(zip(names, tags, strict=True))) for line in lines]
     opened = list[re.Match]()
     for i, (cue, following) in enumerate(pairwise(passage.cues)):
         for tag in pattern.finditer(lines[i]):
@@ -129,25 +135,6 @@ def _fit(pattern: re.Pattern, passage: Passage, text: str) -> list[str]:
             lines[i + 1] = "".join(tag[0] for tag in crossing) + lines[i + 1]
             opened = []
     return without_empty_cues(lines, passage.cues)
-
-
-def _with_tags(lines: Sequence[str], pattern: re.Pattern, text: str) -> list[str]:
-    """The lines of a text with its tags again: closing ones behind a character, others before one."""
-    characters = list[str]()  # besides space, with their tags
-    before = ""
-    for span, tag in _split(pattern, text):
-        if not tag:
-            for character in "".join(text[slice(*span)].split()):
-                characters.append(before + character)
-                before = ""
-        elif _kind(tag) == "close" and characters and not before:
-            characters[-1] += tag[0]
-        else:
-            before += tag[0]
-    rest = iter(characters)
-    new = ["".join(c if c.isspace() else next(rest, c) for c in line) for line in lines]
-    new[-1] += before
-    return new
 
 
 def _closing(tag: re.Match) -> str:
