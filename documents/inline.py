@@ -127,7 +127,7 @@ class _Builder:
         last = self._events[-1]
         marks = [*self._marks()]
         plain = self._plain_run(marks)
-        marks += self._runs(plain, marks)
+        marks = [*marks, *self._runs(plain, marks)]
         if len(marks) > MAX_MARKS:
             marks = [mark for mark in marks if mark.kind != "run"]
         marks.sort(key=lambda mark: (mark.source_span[0], -mark.source_span[1]))
