@@ -29,8 +29,7 @@ from serving.bodies import Object, read_json, validated
 from serving.engine import Engine, Refused
 from serving.gate import Gate, Limits
 from serving.transport import BODY_SECONDS, MAX_BODY, RowStep, form_of, read_body, working
-from text.detection import Detector
-from text.languages import short, tag_of
+from text.languages import Detector, short, tag_of
 
 # LibreTranslate's languages, for a model that may know any
 _COMMON = (

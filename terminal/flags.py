@@ -34,8 +34,7 @@ MODELS = ("--model", "--adapter-path", "--draft-model", "--draft-vocabulary")
 SHARED: dict[str, dict[str, Any]] = {  # flags of several commands
     "--model": dict(type=cli.name, help=f"{cli.MODEL} (default: the demo models)"),
     "--adapter-path": dict(
-        type=cli.name,
-        help="an adapter of --model, a folder or a name on the hub, merged into it on first use (default: none)",
+        type=cli.name, help="an adapter of --model, a folder or a name on the hub (default: none)"
     ),
     "--draft-model": dict(
         type=cli.name,

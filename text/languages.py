@@ -2,10 +2,11 @@
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 import langcodes
 from langcodes.data_dicts import MACROLANGUAGES
@@ -188,3 +189,27 @@ def filled(layout: Sequence[int | str], parts: Mapping[str, list[int]]) -> list[
     """The tokens of a layout, `source` or `prefix` of `Languages`; [] if it needs a part that is missing."""
     tokens = [[part] if isinstance(part, int) else parts.get(part) for part in layout]
     return [] if None in tokens else [token for some in tokens for token in some or ()]
+
+
+class Detector:
+    """Tells the languages of texts apart, by py3langid (langid.py, Lui and Baldwin 2012), where that is installed."""
+
+    def __init__(self, codes: Iterable[str]):
+        """codes: of the languages. The first of a language's codes, such as zh-Hans and zh-Hant, stands for it."""
+        latest_first = reversed([*codes])
+        self._codes = {c.partition("-")[0].replace("nb", "no"): c for c in latest_first}
+
+    @cached_property
+    def _identifier(self) -> Any:
+        try:
+            from py3langid.langid import MODEL_FILE, LanguageIdentifier
+        except ImportError:
+            raise InputError("to detect languages: pip install -r requirements-serve.txt") from None
+        identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+        identifier.set_languages([label for label in identifier.labels if label in self._codes])
+        return identifier
+
+    def detect(self, text: str) -> tuple[str, float]:
+        """The text's language, and how sure that is, up to 1. InputError if that cannot be told here."""
+        label, share = self._identifier.classify(text)
+        return self._codes.get(label, label), float(share)
