@@ -18,11 +18,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from benchmarks import causal, report
 from benchmarks.check import all_is_well
-from benchmarks.limits import CallTimes, oracle_rate
+from benchmarks.limits import oracle_rate
 from benchmarks.measure import OtherWay, Way, decoder, decoding, take_turns, widened_pair
 from benchmarks.report import Setting
 from common.errors import InputError
@@ -30,6 +31,7 @@ from decoder import Options, load
 from demo.examples import KINDS, SHORT_KINDS, examples
 from demo.widen import CAUSAL_SHAPES, SHAPES
 from speculative.options import DRAFT
+from speculative.timing import CallTimes
 from terminal import cli
 from terminal.flags import add_shared, check_models, reading
 from terminal.models import merge_adapter
@@ -37,6 +39,7 @@ from terminal.prompt_files import PromptFile
 from text.text_side import check_prompt
 
 USUAL = ("t5-large", "t5-small")
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17)  # tokens per target call that are timed
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -82,30 +85,51 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def check(args: argparse.Namespace, parser: cli.Parser) -> None:
     """Exit with a message if the flags do not fit together."""
-    if args.sizes and args.model:
-        parser.error("--sizes widens the demo models; it does not go with --model")
+    check_models(args, parser)
+    if args.model and (args.sizes or args.baselines):
+        parser.error("--sizes and --baselines are for the demo models, not for --model")
     if len({size in CAUSAL_SHAPES for size in args.sizes or USUAL}) > 1:
         parser.error("--sizes must be two T5 sizes or two Llama sizes")
-    check_models(args, parser)
-    needs_draft_model = {"model", "both"} & set(args.drafter or ())
-    if needs_draft_model and args.model and not args.draft_model:
+    if args.model and not args.draft_model and {"model", "both"} & set(args.drafter or ()):
         parser.error("--drafter model and --drafter both need --draft-model")
-    if args.baselines and args.model:
-        parser.error("--baselines works with the demo models only, not with --model")
     if args.kinds and args.prompt_file:
         parser.error("--kinds selects the demo's prompts; it does not go with --prompt-file")
     for num_draft in args.num_draft:
         Options(num_draft=num_draft)  # or InputError
 
 
-def drafters_and_lengths(args: argparse.Namespace) -> list[tuple[str, int | str]]:
-    """Our ways to decode: each drafter with each draft length."""
-    has_draft = bool(args.draft_model or not args.model)
-    drafters = args.drafter or ["model" if has_draft else "lookup"]
-    ways = [(drafter, num_draft) for drafter in drafters for num_draft in args.num_draft]
-    if has_draft and not args.drafter and "auto" in args.num_draft:  # as in main.py
-        ways.append(("both", "auto"))
+def our_ways(
+    args: argparse.Namespace, target: Any, draft: Any | None, options: Options
+) -> dict[Setting | str, Way]:
+    """Our ways to decode, the first of them plain: each drafter with each draft length."""
+    drafters = args.drafter or ["model" if draft else "lookup"]
+    pairs = [("", 0), *product(drafters, args.num_draft)]
+    if draft and not args.drafter and "auto" in args.num_draft:  # as in main.py
+        pairs.append(("both", "auto"))
+    ways: dict[Setting | str, Way] = {}
+    for batch_size in args.batch_size:
+        for drafter, num_draft in pairs:
+            draft_model = draft if drafter in ("model", "both") else None
+            settings = replace(options, num_draft=num_draft, lookup=drafter in ("lookup", "both"))
+            way = decoding(target, draft_model, batch_size, **vars(settings))
+            ways[Setting(drafter, num_draft, batch_size)] = way
     return ways
+
+
+def their_ways(
+    args: argparse.Namespace, sizes: Sequence[str], pair: tuple[Any, Any], processes: ExitStack
+) -> dict[str, OtherWay]:
+    """Name -> a way of another library to decode tokens with the widened demo pair. processes: where its own end."""
+    try:
+        if sizes[0] in CAUSAL_SHAPES:
+            lengths = [k for k in dict.fromkeys(args.num_draft) if isinstance(k, int)]
+            return causal.ways(*pair, args.max_tokens, args.batch_size, lengths)
+        from benchmarks import baselines
+
+        return baselines.ways(sizes, args.max_tokens, args.batch_size, processes)
+    except ImportError as error:
+        hint = "pip install -r requirements-dev.txt"
+        raise InputError(f"--baselines needs {error.name}: {hint}") from None
 
 
 def prompts_by_table(args: argparse.Namespace) -> dict[str, list[Any]]:
@@ -123,22 +147,6 @@ def prompts_by_table(args: argparse.Namespace) -> dict[str, list[Any]]:
     }
 
 
-def baselines(
-    args: argparse.Namespace, sizes: Sequence[str], pair: tuple[Any, Any], processes: ExitStack
-) -> dict[str, OtherWay]:
-    """Name -> a way of another library to decode tokens with the widened demo pair. processes: where its own end."""
-    try:
-        if sizes[0] in CAUSAL_SHAPES:
-            lengths = [k for k in dict.fromkeys(args.num_draft) if isinstance(k, int)]
-            return causal.ways(*pair, args.max_tokens, args.batch_size, lengths)
-        from benchmarks import baselines
-
-        return baselines.ways(sizes, args.max_tokens, args.batch_size, processes)
-    except ImportError as error:
-        hint = "pip install -r requirements-dev.txt"
-        raise InputError(f"--baselines needs {error.name}: {hint}") from None
-
-
 def speed(args: argparse.Namespace, processes: ExitStack) -> dict:
     """Print a table of ways to decode, and their limits, for each kind of text; return all of it as data.
 
@@ -154,7 +162,7 @@ def speed(args: argparse.Namespace, processes: ExitStack) -> dict:
         sizes = args.sizes or USUAL
         target, draft = widened_pair(sizes)
         if args.baselines:
-            theirs = baselines(args, sizes, (target, draft), processes)
+            theirs = their_ways(args, sizes, (target, draft), processes)
     reports = {}
     for kind, prompts in tables.items():
         print(f"\n## {kind}\n" if kind else "", end="")
@@ -173,36 +181,28 @@ def compare(
     options = Options(
         max_tokens=args.max_tokens, source_lang=args.source_lang, target_lang=args.target_lang
     )
-    plain_decoder = decoder(target)
-    prompt_format = plain_decoder.text.prompt_format()
-    tokens = {p: plain_decoder.row(prompt_format.prompt(p), options).prompt for p in prompts}
+    models = decoder(target)
+    prompt_format = models.text.prompt_format()
+    tokens = {p: models.row(prompt_format.prompt(p), options).prompt for p in prompts}
     facts = report.describe() | report.sizes(target, draft, tokens)
     print("\n".join(f"{key}: {value}" for key, value in facts.items()), end="\n\n", flush=True)
-
-    times = CallTimes(target, draft, tokens[prompts[0]])
-    ways: dict[Setting | str, Way] = {}
-    for batch_size in args.batch_size:
-        for drafter, num_draft in [("", 0), *drafters_and_lengths(args)]:
-            draft_model = draft if drafter in ("model", "both") else None
-            settings = replace(options, num_draft=num_draft, lookup=drafter in ("lookup", "both"))
-            way = decoding(target, draft_model, batch_size, **vars(settings))
-            ways[Setting(drafter, num_draft, batch_size)] = way
 
     def of_texts(way: OtherWay) -> Way:
         return lambda prompts: way([tokens[prompt] for prompt in prompts])
 
+    times = CallTimes(target, draft, tokens[prompts[0]], WIDTHS)
+    ways = our_ways(args, target, draft, options)
     ways |= {name: of_texts(way) for name, way in theirs.items()}
-    if theirs:
-        # Whole blocks, and no program's threads spin while another's work.
-        per_turn = args.per_turn or len(prompts)
-        runs = take_turns(ways, prompts, per_turn, times.measure, rounds=2, pause=1.0)
-    else:
-        runs = take_turns(ways, prompts, args.per_turn or max(args.batch_size), times.measure)
-    costs = times.report()
+    # Theirs in whole blocks with pauses, so that no program's threads spin while another's work.
+    per_turn = args.per_turn or (len(prompts) if theirs else max(args.batch_size))
+    settings = dict(rounds=2, pause=1.0) if theirs else {}
+    runs = take_turns(ways, prompts, per_turn, times.measure, **settings)
+    costs = report.costs(times)
     if draft and args.batch_size[0] == 1:
         plain = next(iter(runs.values()))
-        costs["oracle"] = oracle_rate(plain.rows, draft, times)
-    return facts | costs | report.compare(runs, times, costs.get("oracle"))
+        by_length = [times.step(drafted) for drafted in range(max(WIDTHS))]
+        costs["oracle"] = oracle_rate(plain.rows, draft, by_length)
+    return facts | costs | report.compare(runs, costs.get("oracle"))
 
 
 def main() -> None:

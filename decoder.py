@@ -196,7 +196,7 @@ class SpeculativeDecoder:
         if draft_model is not None:
             _check_type("draft_model", draft_model, Model, "model")
             self._add_draft_model(draft_model.for_target(model))
-        self.learner: Any = None  # makes drafters that learn: distillation/learning.py
+        self.learner: Any = self.draft_model and self.draft_model.learner
         self.draft_vocabulary = None
         if draft_vocabulary is not None:
             self.draft_vocabulary = self._vocabulary(draft_vocabulary)
@@ -264,8 +264,6 @@ class SpeculativeDecoder:
                 yield Driver(BeamBatch(self.model, options.num_beams))
             else:
                 drafter = self.drafter(options)
-                if self.learner and options.num_draft:
-                    drafter = self.learner.drafter(drafter)
                 batch = Batch(self.model, drafter, options, self.schedule, self.prefix_cache)
                 yield Driver(batch)
 

@@ -12,25 +12,30 @@ import terminal  # noqa: F401 (first: it checks Python and the packages)
 from common import blas  # noqa: F401 (before mlx: see there)
 
 # isort: split
+from collections.abc import Iterator
 from pathlib import Path
 
 from checkpoints.folder import converted_path
 from checkpoints.weights import DTYPES
 from common.errors import InputError
 from common.reporting import reporter
-from decoder import BATCH_SIZE, Content, Options, SpeculativeDecoder, load
+from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder, load
 from demo.pair import demo_model
-from distillation.evaluation import Evaluation
+from distillation.evaluation import Evaluation, call_times
 from distillation.learning import draft_folder, trained_draft
-from distillation.texts import TextWriter, TrainingText, read_texts, texts_from_audio
+from distillation.texts import TrainingText, read_texts, texts_from_audio
 from distillation.training import Training, new_draft
 from documents.files import load as load_document
+from documents.translator import Translator
 from families.distilled import save, type_of
+from speculative.timing import CallTimes
 from speech.transcriber import Transcriber, is_speech
 from terminal import cli, flags
 from terminal.models import merge_adapter
 from terminal.prompt_files import PromptFile, progress
 from text.languages import tag_of
+from text.memory import MemoryFile, Pair, load_memory
+from text.text_side import Prompt, check_prompt
 
 LANGUAGES = {"source_lang": "--from", "target_lang": "--to"}
 FEW = 200  # texts
@@ -90,58 +95,48 @@ def main() -> None:
         raise InputError("a speech model learns from sound, others from --memory and the like")
     transcriber = Transcriber(name) if args.audio else None
     model, tokenizer = (transcriber.model, transcriber.tokenizer) if transcriber else load(name)
-    untrained = new_draft(model, args.layers)
-    trained = trained_draft(folder, model, args.layers)
+    draft = trained_draft(folder, model) or new_draft(model, args.layers)
+    count = len(draft.layers)
+    if count != args.layers:
+        raise InputError(f"{folder} has --layers {count}: say so, or choose another --output")
     if transcriber:
         texts = texts_from_audio(transcriber, args.audio, args.batch_size)
     else:
-        texts = read(SpeculativeDecoder(model, tokenizer), memory, args)
+        texts = texts_in_memory(SpeculativeDecoder(model, tokenizer), memory, args)
     cli.note_types(model)
     if 1 < len(texts) < FEW:
         reporter.note(
             f"only {len(texts)} texts: expect few tokens a call; a thousand or more do far better"
         )
-    draft = trained or untrained
-    training = Training(model, draft, texts, args.minutes, args.steps, resumes=trained is not None)
-    with reporter.bar("training", 1000, "", 0) as advance:
-        shown = 0
-        for evaluation in training:
-            done = int(1000 * training.progress)
-            advance(done - shown)
-            shown = done
-            reporter.note(describe(evaluation, training))
-            if training.best is evaluation:
-                dtype = args.dtype or type_of(model)
-                save(draft, model, converted.name, folder, dtype, evaluation.accuracy)
+
+    def keep(evaluation: Evaluation) -> None:
+        dtype = args.dtype or type_of(model)
+        save(draft, model, converted.name, folder, dtype, evaluation.accuracy)
+
+    training = Training(model, draft, texts, args.minutes, args.steps, on_best=keep)
+    times = call_times(draft, model, texts[0].prompt)
+    for evaluation in training:
+        reporter.note(describe(evaluation, training, times))
     command = "transcribe.py FILE" if transcriber else "main.py"
     print(f"python {command} --model {name} --draft-model {folder}")
 
 
-def describe(evaluation: Evaluation, training: Training) -> str:
+def describe(evaluation: Evaluation, training: Training, times: CallTimes) -> str:
     """A line about how far training is."""
-    calls = ", ".join(f"{n:.1f} with {k} drafted" for k, n in evaluation.per_call.items())
-    line = (
-        f"step {training.steps_done}, {training.seconds / 60:.1f} min: {evaluation.accuracy:.1%} of held-out tokens right, "
-        f"{calls} a call, up to {evaluation.speedup(training.costs):.2f} times plain"
-    )
+    done = f"step {training.steps_done}, {training.seconds / 60:.1f} min"
+    line = f"{done}: {evaluation}, up to {evaluation.speedup(times):.2f} times plain"
     if evaluation.agreement < 0.8:
         line += f" (the model itself would write only {evaluation.agreement:.0%} of these texts' tokens: they teach less)"
     return line
 
 
-def read(decoder: SpeculativeDecoder, memory: Path, args) -> list[TrainingText]:
+def texts_in_memory(decoder: SpeculativeDecoder, memory: Path, args) -> list[TrainingText]:
     """The texts of these languages in the memory, and those of the prompt file and the documents, which the model writes
     where they are missing."""
     languages = args.source_lang, args.target_lang
     if args.prompt_file or args.document:
         languages = decoder.text.resolve_languages(*languages)
-        files = [load_document(name, None) for name in args.document]
-        options = Options(source_lang=languages[0], target_lang=languages[1])
-        writer = TextWriter(decoder, memory, options)
-        if args.prompt_file:
-            answer(writer, decoder, options, args)
-        if files:
-            writer.translate(files, args.batch_size)
+        write_texts(decoder, memory, languages, args)
     else:  # a model need not be told the languages of pairs
         languages = tuple(name and (tag_of(name) or name) for name in languages)
     known = flags.read_memory(memory)
@@ -151,24 +146,50 @@ def read(decoder: SpeculativeDecoder, memory: Path, args) -> list[TrainingText]:
     return read_texts(decoder.model, decoder.tokenizer, pairs)
 
 
-def answer(writer: TextWriter, decoder: SpeculativeDecoder, options: Options, args) -> None:
-    """Decode the prompts of a file that are new."""
+def write_texts(decoder: SpeculativeDecoder, memory: Path, languages: tuple, args) -> None:
+    """Add to the memory what the model writes for prompts and sentences of documents that it lacks."""
+    files = [load_document(name, None) for name in args.document]
+    options = Options(source_lang=languages[0], target_lang=languages[1])
+    memory.parent.mkdir(parents=True, exist_ok=True)
+    memory_file = MemoryFile(memory)
+    texts = load_memory(memory, lambda line, reason: None).exact(*languages)
+    if args.prompt_file:
+        for response in answers(decoder, {*texts}, options, args):
+            if response.finish_reason == "stop":
+                memory_file.append(Pair(response.prompt, response.text, *languages))
+    if files:
+        translator = Translator(
+            decoder, options, args.batch_size, memory_file=memory_file, texts=texts
+        )
+        for file in files:
+            translator.translate(file.document, file.name)
+
+
+def answers(
+    decoder: SpeculativeDecoder, known: set[str], options: Options, args
+) -> Iterator[Response]:
+    """Decode the prompts of the file that are not known, each once."""
     name = args.prompt_file
+
+    def prepare(content: Content) -> Content | None:
+        """A prompt as a memory has it; None if it is known."""
+        checked = check_prompt(content)
+        text = decoder.text.encode(checked, options.source_lang, options.target_lang).text
+        if text in known:
+            return None
+        known.add(text)
+        prompt = Prompt(text, checked.reference)
+        decoder.check(prompt, options)
+        return prompt
 
     def report(line: int, reason: str) -> None:
         reporter.note(f"{name}, line {line}: {reason}")
 
-    def prepare(content: Content) -> Content | None:
-        prompt = writer.new(content)
-        if prompt is not None:
-            decoder.check(prompt, options)
-        return prompt
-
-    file = PromptFile(name, report, prepare=prepare)
+    prompts = PromptFile(name, report, prepare=prepare)
     with progress(name, 0, False) as show:
-        for _, response in file.answers(decoder, args.batch_size, options):
-            writer.add(response)
-            show(file.lines)
+        for _, response in prompts.answers(decoder, args.batch_size, options):
+            yield response
+            show(prompts.lines)
 
 
 if __name__ == "__main__":

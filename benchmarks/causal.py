@@ -26,26 +26,18 @@ def ways(
     tokenizer = load_tokenizer(DEMO / "causal-target")
 
     def one_by_one(prompts: TokenPrompts, step: Callable, **settings) -> list[list[int]]:
-        def text(prompt: list[int]) -> list[int]:
+        texts = []
+        for prompt in prompts:
             steps = step(mx.array(prompt), target.model, max_tokens=max_tokens, **settings)
-            return until_end((int(token) for token, *_ in steps), ends)
-
-        return [text(prompt) for prompt in prompts]
+            texts.append(until_end((int(token) for token, *_ in steps), ends))
+        return texts
 
     def batch(prompts: TokenPrompts, size: int) -> list[list[int]]:
         settings: Any = dict(completion_batch_size=size, prefill_batch_size=size)
-        response: Any = batch_generate(
-            target.model,
-            tokenizer,
-            list(prompts),
-            max_tokens=max_tokens,
-            return_token_ids=True,
-            **settings,
-        )
-        return [  # mlx-lm leaves out the end token
-            tokens if len(tokens) == max_tokens else [*tokens, ends[0]]
-            for tokens in response.token_ids or []
-        ]
+        settings |= dict(max_tokens=max_tokens, return_token_ids=True)
+        response: Any = batch_generate(target.model, tokenizer, list(prompts), **settings)
+        # mlx-lm leaves out the end token
+        return [[*tokens, ends[0]][:max_tokens] for tokens in response.token_ids]
 
     ways: dict[str, OtherWay] = {"mlx-lm, generate_step": partial(one_by_one, step=generate_step)}
     drafting = partial(one_by_one, step=speculative_generate_step, draft_model=draft.model)

@@ -2,7 +2,7 @@
 
 import io
 import json
-import statistics
+import timeit
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr
@@ -26,7 +26,7 @@ from demo.examples import KINDS, examples
 from demo.pair import DEMO, default_dtype, demo_model
 from families.conversion import convert
 from speculative.row import Row
-from speculative.timing import call_timer
+from speculative.timing import CallTimes
 from speech import audio
 from speech.transcriber import Transcriber
 
@@ -78,15 +78,11 @@ class CheckedPair:
     def in_a_thread(self) -> list[float]:
         """As in a server. First of all, because what has been computed once belongs to no thread."""
         with ThreadPoolExecutor(1) as thread:
-            rows = thread.submit(texts, self.target, self.draft).result()
-        return self.errors(rows)
-
-    def drafted(self) -> list[float]:
-        return self.errors(texts(self.target, self.draft))
+            return self.errors(thread.submit(texts, self.target, self.draft).result())
 
     def side_by_side(self) -> list[float]:
-        plain = texts(self.target, None, 8)
-        return self.errors(plain) + self.errors(texts(self.target, self.draft, 8))
+        drafted = self.errors(texts(self.target, self.draft, 8))
+        return self.errors(texts(self.target, None, 8)) + drafted
 
     def logits(self) -> list[float]:
         """Of the texts, against the same weights in float32 on the processor."""
@@ -99,13 +95,12 @@ class CheckedPair:
 
     def on_processor(self) -> list[float]:
         with mx.stream(mx.cpu):
-            rows = texts(self.exact, batch_size=8)
-        return self.errors(rows)
+            return self.errors(texts(self.exact, batch_size=8))
 
 
 CHECKS: dict[str, Callable[[CheckedPair], list[float]]] = {
     "loaded here, decoded in a thread": CheckedPair.in_a_thread,
-    "drafted, alone": CheckedPair.drafted,
+    "drafted, alone": lambda pair: pair.errors(texts(pair.target, pair.draft)),
     "8 together, plain and drafted": CheckedPair.side_by_side,
     "logits, GPU and processor": CheckedPair.logits,
     "texts, GPU and processor": CheckedPair.on_processor,
@@ -165,32 +160,25 @@ def clip() -> Verdict:
 
 def wait() -> Verdict:
     """The seconds that the host waits for the smallest computation."""
-    x = mx.zeros(1)
-    seconds = []
-    for _ in range(100):
-        began = perf_counter()
-        x = x + 1
-        mx.eval(x)
-        seconds.append(perf_counter() - began)
-    return NO_VERDICT, f"{1e6 * statistics.median(seconds):.0f} µs"
+    seconds = min(timeit.repeat(lambda: mx.eval(mx.zeros(1) + 1), repeat=10, number=10)) / 10
+    return NO_VERDICT, f"{1e6 * seconds:.0f} µs"
 
 
 def call_costs(target: Any) -> Verdict:
     """The cost of a call by the tokens in it. A chain: calls that need no other's result look dearer (MLX's issue 4265)."""
-    call = call_timer(target, [5] * 20)
-    call(1, CHAIN)  # warms up
-    times = range(3 if has_gpu() else 1)
-    one, *more = (statistics.median(call(n, CHAIN) for _ in times) for n in WIDTHS)
-    others = ", ".join(f"{n}: {s / one:.2f}" for n, s in zip(WIDTHS[1:], more, strict=True))
-    return NO_VERDICT, f"{1e3 * one:.1f} ms for 1 token; times that for {others}"
+    times = CallTimes(target, None, [5] * 20, WIDTHS, chained=CHAIN)
+    times.measure()
+    others = ", ".join(f"{n}: {times[n] / times[1]:.2f}" for n in WIDTHS[1:])
+    return NO_VERDICT, f"{1e3 * times[1]:.1f} ms for 1 token; times that for {others}"
 
 
 def in_four_bits(model: Any) -> Any:
     """The model, whose matrices are quantized in place, in the groups that converting takes."""
-    nn.quantize(
-        model,
-        class_predicate=lambda _, m: hasattr(m, "to_quantized") and m.weight.shape[1] % 64 == 0,
-    )
+
+    def fits(_: str, module: Any) -> bool:
+        return hasattr(module, "to_quantized") and module.weight.shape[1] % 64 == 0
+
+    nn.quantize(model, class_predicate=fits)
     return model
 
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from decoder import Options, SpeculativeDecoder, Stats, load
 from demo.pair import DEMO, default_dtype, demo_model
-from demo.widen import CAUSAL_SHAPES, widen, widen_llama
-from families.causal import CausalModel
+from demo.widen import CAUSAL_SHAPES, widen
 from speculative.driver import Waiting
 from speculative.row import Row
 
@@ -24,8 +23,8 @@ OtherWay = Callable[[TokenPrompts], list[list[int]]]
 
 
 def widened_pair(sizes: Sequence[str], dtype: str | None = None) -> tuple[Any, Any]:
-    """The embedded pair widened to these sizes, with the attributes that `load` sets. dtype: by default what people
-    decode in on this device."""
+    """The embedded pair widened to these sizes, as `load` returns models. dtype: by default what people decode in on this
+    device."""
     return widened(sizes[0], "target", dtype), widened(sizes[1], "draft", dtype)
 
 
@@ -34,13 +33,7 @@ def widened(size: str, role: str = "target", dtype: str | None = None) -> Any:
     causal = size in CAUSAL_SHAPES
     small, _ = load(DEMO / f"causal-{role}" if causal else demo_model(role))
     small.set_dtype(getattr(mx, dtype or default_dtype()))
-    if causal:
-        c = small.config
-        wide: Any = CausalModel(
-            widen_llama(small.model, size), c.eos_token_ids, c.pad_token_id, c.max_positions
-        )
-    else:
-        wide = widen(small, size)
+    wide = widen(small, size)
     wide.text = small.text
     return wide
 
@@ -130,6 +123,5 @@ def take_turns(
             time.sleep(pause)
             began = time.perf_counter()
             results = ways[name](prompts[start : start + per_turn])
-            seconds = time.perf_counter() - began
-            runs[name].add(results, seconds)
+            runs[name].add(results, time.perf_counter() - began)
     return runs

@@ -13,11 +13,16 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from benchmarks.limits import CallTimes
 from benchmarks.measure import WayRun
 from common import blas
+from families.ram import installed
+from speculative.timing import CallTimes
 
 PACKAGES = ("mlx", "mlx-lm", "numpy", "transformers", "tokenizers")
+# Column -> digits. "low", "high": quartiles of the turns. "ratio": to plain decoding with the first batch size; "steps": the
+# same without the time for reading prompts. "of oracle": share of the oracle's speed.
+COLUMNS = {"tokens/s": 1, "low": 1, "high": 1, "ratio": 2, "steps": 2, "of oracle": 2}
+COLUMNS |= {"acceptance": 2, "tokens per call": 2}
 
 
 class Setting(NamedTuple):
@@ -37,7 +42,7 @@ def describe() -> dict[str, str | int]:
     return {
         "processor": _processor(),
         "cores": os.cpu_count() or 1,
-        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.0f} GB",
+        "memory": f"{installed() / 1e9:.0f} GB",
         "system": platform.platform(),
         "device": f"{mx.default_device()}, {mx.device_info().get('architecture', '?')}",
         "python": platform.python_version(),
@@ -69,17 +74,26 @@ def sizes(target: Any, draft: Any | None, tokens: Mapping[str, Sequence[int]]) -
     return facts
 
 
-# "low", "high": quartiles of the turns. "ratio": to plain decoding with the first batch size; "steps": the same without
-# the time for reading prompts. "of oracle": share of the oracle's speed.
-RATES = ("tokens/s", "low", "high")
-RATIOS = ("ratio", "steps", "predicted", "of oracle", "acceptance")
-COLUMNS = (*RATES, *RATIOS, "tokens per call")
+def costs(times: CallTimes) -> dict[str, Any]:
+    """Print the costs of calls in plain steps, and return them."""
+    step = times[1]
+    costs: dict[str, Any] = {"step_ms": 1e3 * step}
+    costs["verify_cost"] = {width: times[width] / step for width in times.widths}
+    verify = ", ".join(f"{n}: {cost:.2f}" for n, cost in costs["verify_cost"].items())
+    print(
+        f"A step takes {costs['step_ms']:.1f} ms. A target call by its tokens, in steps: {verify}."
+    )
+    if times.has_draft:
+        costs["draft_cost"] = times["draft"] / step
+        print(f"A token of the draft model costs {costs['draft_cost']:.3f} steps.")
+    print()
+    return costs
 
 
-def compare(runs: Mapping[Any, WayRun], times: CallTimes, oracle: float | None) -> dict[str, Any]:
+def compare(runs: Mapping[Any, WayRun], oracle: float | None) -> dict[str, Any]:
     """Print the table of all ways, the first of which is plain decoding; return the figures as data."""
     (first, plain), *_ = runs.items()
-    lines = {str(name): figures(name, run, plain, times, oracle) for name, run in runs.items()}
+    lines = {str(name): figures(name, run, plain, oracle) for name, run in runs.items()}
     data = [{"decoding": name} | line for name, line in lines.items()]
     if oracle:
         best = {"tokens/s": oracle, "ratio": oracle / plain.rate}
@@ -95,7 +109,7 @@ def compare(runs: Mapping[Any, WayRun], times: CallTimes, oracle: float | None) 
 
 
 def figures(
-    name: Setting | str, run: WayRun, plain: WayRun, times: CallTimes, oracle: float | None
+    name: Setting | str, run: WayRun, plain: WayRun, oracle: float | None
 ) -> dict[str, float]:
     """Column -> figure of a way; figures of steps only for our own ways."""
     low, high = run.quartiles
@@ -103,24 +117,20 @@ def figures(
     if isinstance(name, str):
         return line
     stats = run.stats
-    has_model = name.drafter == "model"
+    line["steps"] = stats.tokens_per_second / plain.stats.tokens_per_second
     line["tokens per call"] = stats.tokens_per_call
     if name.drafter:
         line["acceptance"] = stats.acceptance
-    if name.batch_size == 1 and name.drafter in ("model", "lookup"):
-        line["steps"] = stats.tokens_per_second / plain.stats.tokens_per_second
-        line["predicted"] = times.predicted(stats, has_model)
-    if name.batch_size == 1 and has_model and oracle:
+    if name.drafter == "model" and name.batch_size == 1 and oracle:
         line["of oracle"] = run.rate / oracle
     return line
 
 
 def table(lines: Mapping[str, Mapping[str, float]]) -> None:
     """Print a Markdown table of ways and their figures."""
-    digits = dict.fromkeys(COLUMNS, 2) | dict.fromkeys(RATES, 1)
     rows = [["decoding", *COLUMNS]]
     for name, line in lines.items():
-        rows.append([name, *(f"{line[c]:.{digits[c]}f}" if c in line else "" for c in COLUMNS)])
+        rows.append([name, *(f"{line[c]:.{n}f}" if c in line else "" for c, n in COLUMNS.items())])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in (rows[0], ["-" * width for width in widths], *rows[1:]):
         print("| " + " | ".join(map(str.ljust, row, widths)) + " |")

@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from families.causal import CausalModel
 from model import T5
 
 # The shapes of real models; {}: the embedded model unchanged.
@@ -30,8 +31,13 @@ CAUSAL_SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def widen(model: T5, shape: str) -> T5:
-    """`model` widened to one of SHAPES, in its type. Logits are equal up to rounding, and 0 for new vocabulary rows."""
+def widen(model: Any, shape: str) -> Any:
+    """`model` widened to one of SHAPES or CAUSAL_SHAPES, in its type. Logits are equal up to rounding, and 0 for new
+    vocabulary rows."""
+    if shape in CAUSAL_SHAPES:
+        c = model.config
+        wide = _widened_llama(model.model, shape)
+        return CausalModel(wide, c.eos_token_ids, c.pad_token_id, c.max_positions)
     if not SHAPES[shape]:
         return model
     small = model.config
@@ -54,8 +60,8 @@ def widen(model: T5, shape: str) -> T5:
     return _filled(T5(config), model, change)
 
 
-def widen_llama(model: Any, shape: str) -> nn.Module:
-    """mlx-lm's Llama widened to one of CAUSAL_SHAPES, in its type. Logits are equal up to rounding."""
+def _widened_llama(model: Any, shape: str) -> nn.Module:
+    """mlx-lm's Llama."""
     args = model.args
     hidden = CAUSAL_SHAPES[shape].get("hidden_size", args.hidden_size)
     head_dim = args.head_dim or args.hidden_size // args.num_attention_heads

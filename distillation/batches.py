@@ -55,9 +55,9 @@ class TrainingBatch:
         positions = np.where(mask, steps, MASKED).astype(np.int32)
         seen = [text.seen for text in texts if text.seen]
         if len(seen) == len(texts):
-            encoded, lengths = _stacked([encoded for encoded, _ in seen])
+            encoded, states = (_stacked(arrays) for arrays in zip(*seen, strict=True))
+            lengths = np.array([len(encoded) for encoded, _ in seen])
             mask = np.arange(encoded.shape[1]) < lengths[:, None]
-            states, _ = _stacked([states for _, states in seen])
         else:
             cache = target.start([text.prompt for text in texts])
             cache.keep_states()
@@ -85,14 +85,10 @@ class TrainingBatch:
         return ~last & (np.arange(T) >= self.prefix - 1 + depth)
 
 
-def _stacked(arrays: Sequence[mx.array]) -> tuple[mx.array, np.ndarray]:
-    """Arrays [n, W] with zeros behind them, [B, N, W], and their lengths [B]."""
-    lengths = np.array([len(x) for x in arrays])
-    rows = [
-        mx.pad(x, [(0, n), (0, 0)])
-        for x, n in zip(arrays, (lengths.max() - lengths).tolist(), strict=True)
-    ]
-    return mx.stack(rows), lengths
+def _stacked(arrays: Sequence[mx.array]) -> mx.array:
+    """Arrays [n, W] with zeros behind them: [B, N, W]."""
+    longest = max(map(len, arrays))
+    return mx.stack([mx.pad(x, [(0, longest - len(x)), (0, 0)]) for x in arrays])
 
 
 def _shifted(states: mx.array) -> mx.array:

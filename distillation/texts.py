@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from textwrap import shorten
 from typing import Any
 from zlib import crc32
@@ -16,15 +15,12 @@ from tokenizers import Tokenizer
 
 from common.errors import InputError
 from common.reporting import reporter
-from decoder import Content, Options, Response, SpeculativeDecoder
-from documents.files import File
-from documents.translator import Translator
 from speculative.row import Row
 from speech import audio
 from speech.options import TranscribeOptions
 from speech.transcriber import Transcriber
-from text.memory import MemoryFile, Pair, load_memory
-from text.text_side import Encoded, Prompt, TextSide, check_prompt
+from text.memory import Pair
+from text.text_side import Encoded, TextSide, check_prompt
 
 HELD_OUT = 20  # one text in this many is held out
 MAX_HELD_OUT = 300  # texts to evaluate on
@@ -42,53 +38,13 @@ class TrainingText:
     seen: tuple[mx.array, mx.array] | None = field(default=None, compare=False)
 
     @classmethod
-    def from_row(cls, row: Row) -> "TrainingText":
+    def from_row(cls, row: Row, seen: tuple[mx.array, mx.array] | None = None) -> "TrainingText":
         """The text that a model has written."""
-        return cls(row.prompt, row.tokens, row.prefix_size)
+        return cls(row.prompt, row.tokens, row.prefix_size, seen)
 
     @property
     def held_out(self) -> bool:
         return crc32(np.array(self.tokens, np.int32).tobytes()) % HELD_OUT == 0
-
-
-class TextWriter:
-    """Adds to a memory what the model writes for prompts and documents that it lacks."""
-
-    def __init__(self, decoder: SpeculativeDecoder, memory: Path, options: Options):
-        """options: with the languages of the prompts."""
-        self._decoder = decoder
-        self._options = options
-        self._languages = options.source_lang, options.target_lang
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        self._file = MemoryFile(memory)
-        pairs = load_memory(memory, lambda line, reason: None).pairs
-        self._texts = {
-            pair.prompt: pair.text
-            for pair in pairs
-            if (pair.source_lang, pair.target_lang) == self._languages
-        }
-        self._seen = {*self._texts}  # prompts
-
-    def new(self, prompt: Content) -> Content | None:
-        """A prompt as the memory has it; None if it has it already."""
-        checked = check_prompt(prompt)
-        text = self._decoder.text.encode(checked, *self._languages).text
-        if text in self._seen:
-            return None
-        self._seen.add(text)
-        return Prompt(text, checked.reference)
-
-    def add(self, response: Response) -> None:
-        if response.finish_reason == "stop":
-            self._file.append(Pair(response.prompt, response.text, *self._languages))
-
-    def translate(self, files: Iterable[File], batch_size: int) -> None:
-        """Add the sentences of documents."""
-        translator = Translator(
-            self._decoder, self._options, batch_size, memory_file=self._file, texts=self._texts
-        )
-        for file in files:
-            translator.translate(file.document, file.name)
 
 
 def texts_from_audio(

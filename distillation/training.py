@@ -5,10 +5,10 @@ The loss is cross-entropy to the text and KL to the target's distribution (Disti
 2401.15077), which tell more than a text's tokens where there are few texts.
 """
 
+import math
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from common.errors import InputError
 from distillation.batches import SLICE, TrainingBatch, drafts, fit_mix
-from distillation.evaluation import LENGTHS, CallCosts, Evaluation, evaluate
+from distillation.evaluation import LENGTHS, Evaluation, evaluate
 from distillation.texts import TrainingText, read_texts, split
 from families import distilled
 from families.ram import available
@@ -32,12 +32,10 @@ DEPTH = 3  # drafted tokens in training
 RATE = 0.16  # learning rate, over the model's width
 FIT = 16  # batches to fit `mix` to
 WARM_UP = 50  # steps
-PATIENCE = 3  # bad evaluations in a row, after which the learning rate decays to 0 in half as many steps again
+PATIENCE = 3  # bad evaluations in a row, after which it ends in half as many steps again
 GAIN = 0.002  # of accuracy, below which an evaluation is bad
 EVAL_SECONDS = 30
-CACHE_SHARE = (
-    0.6  # of the memory, up to which the target's states of a batch are kept for the next epoch
-)
+CACHE_SHARE = 0.6  # of the memory, up to which what the target has seen of texts is kept
 
 
 def loss(draft: Any, target: Any, batch: TrainingBatch, labels: np.ndarray, depth: int) -> mx.array:
@@ -99,13 +97,13 @@ def distill(
 
 @dataclass
 class Training:
-    """Trains a draft model. Iterating trains it to the end and yields each evaluation on held-out texts, about every half
-    minute, when `draft` has the state that was evaluated; at the end it has the best one. `pieces` does so in short pieces.
+    """Trains a draft model, which has its best weights in the end. Iterate to train: yields each evaluation on held-out texts.
 
-    minutes: the most it may take; steps: this many instead
-    resumes: `draft` is trained already, and only what is better counts
+    draft: from `new_draft`, or one to train further
+    minutes: at most; it ends earlier if it gains nothing
+    steps: so many instead of the minutes
     batch: texts of a step
-    rows: the draft model will draft for so many together
+    on_best: takes each evaluation that is better than all before, with these weights in `draft`
     InputError for fewer than two texts.
     """
 
@@ -114,103 +112,94 @@ class Training:
     texts: Sequence[TrainingText]
     minutes: float = 30
     steps: int | None = None
-    resumes: bool = False
     batch: int = BATCH
-    rows: int = 1
+    on_best: Callable[[Evaluation], None] = lambda evaluation: None
     steps_done: int = field(default=0, init=False)
-    seconds: float = field(default=0.0, init=False)
-    step_seconds: float = field(default=0.0, init=False)  # of the last one
-    progress: float = field(default=0.0, init=False)  # 0 to 1
     best: Evaluation | None = field(default=None, init=False)
 
     def __post_init__(self):
-        trained, self._held_out_texts = split(self.texts)
-        target = self.target
-        self._batches = _epochs(target, _batches(trained, self.batch))
+        if self.steps:
+            self.minutes = math.inf
+        self.max_steps = self.steps or math.inf
+        trained, held_out = (_batches(part, self.batch) for part in split(self.texts))
+        self._batches = _epochs(self.target, trained)
+        self._held_out_texts = held_out
         self._held_out: list[TrainingBatch] = []
         self._ids = sorted({token for text in self.texts for token in text.tokens[text.prefix :]})
-        self._narrow_target = target.narrowed(mx.array(self._ids))
+        self._narrow_target = self.target.narrowed(mx.array(self._ids))
         # It shares its layers with the full one.
         self._narrow_draft = self.draft.narrowed(mx.array(self._ids))
         weights = distilled.own_weights(self._narrow_draft)
         self._weights = {name: x.astype(mx.float32) for name, x in weights.items()}
         self._best_weights = self._weights
-        self._max_accuracy = 0.0
         self._rate = RATE / len(self._weights["mix.weight"])
         self._optimizer = optimizers.AdamW(self._rate, weight_decay=0.01)
         self._gradient = mx.value_and_grad(self._loss)
         self._bad_evals = 0  # in a row
-        self._plateau = 0  # the step from which the learning rate decays faster
-        self._decay = 0.0  # further progress in each step since
         self._began = time.perf_counter()
-        self._last_eval = self._began
-        self._eval_seconds = 0.0
 
-    @cached_property
-    def costs(self) -> CallCosts:
-        prompt = self._held_out_texts[0].prompt
-        return CallCosts.measured(self.draft, self.target, prompt, self.rows)
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    @property
+    def progress(self) -> float:
+        """0 to 1."""
+        return min(1, max(self.steps_done / self.max_steps, self.seconds / 60 / self.minutes))
 
     def __iter__(self) -> Iterator[Evaluation]:
         return (evaluation for evaluation in self.pieces() if evaluation)
 
     def pieces(self) -> Iterator[Evaluation | None]:
         """Train to the end; yield after each step and each batch that is read, and what evaluations find."""
-        for some in _batches(self._held_out_texts, self.batch):
+        for some in self._held_out_texts:
             self._held_out.append(TrainingBatch.from_texts(self.target, some))
             yield None
-        if self.resumes:
+        if self._weights["mix.weight"].any():  # it has been trained
             self.best = yield from evaluate(self.draft, self.target, self._held_out)
-            self._max_accuracy = self.best.accuracy
         else:
             some = islice(self._batches, FIT * BATCH // self.batch)
             self._weights["mix.weight"] = yield from fit_mix(self.draft, self.target, some)
-        while self.progress < 1:
-            self._step()
+        next_eval = self.seconds + EVAL_SECONDS
+        progress = 0.0
+        while progress < 1:
+            self._step(progress)
             yield None
-            since = time.perf_counter() - self._last_eval
-            if self.progress == 1 or since > max(EVAL_SECONDS, 10 * self._eval_seconds):
+            progress = self.progress
+            if progress == 1 or self.seconds > next_eval:
+                began = self.seconds
                 yield (yield from self._evaluate())
+                next_eval = self.seconds + max(EVAL_SECONDS, 10 * (self.seconds - began))
         distilled.set_weights(self.draft, self._best_weights)
 
-    def _step(self) -> None:
+    def _step(self, progress: float) -> None:
         """Train on the next batch. InputError if the loss is not finite."""
-        began = time.perf_counter()
         # Deeper tokens are right as rarely as the first ones in the beginning, and take longer.
-        depth = DEPTH if self._plateau or self.progress > 1 / 3 else 1
+        depth = DEPTH if progress > 1 / 3 else 1
         value, gradients = self._gradient(self._weights, next(self._batches), depth)
         if not mx.isfinite(value).item():
             raise InputError(f"the loss is {value.item()} after {self.steps_done} steps")
         gradients, _ = optimizers.clip_grad_norm(gradients, 1.0)
-        self._optimizer.learning_rate = self._rate * min(
-            (self.steps_done + 1) / WARM_UP, 1 - self.progress
-        )
+        factor = min((self.steps_done + 1) / WARM_UP, 1 - progress)
+        self._optimizer.learning_rate = self._rate * factor
         self._weights = self._optimizer.apply_gradients(gradients, self._weights)
         mx.eval(self._weights, self._optimizer.state)
         self.steps_done += 1
-        self.step_seconds = time.perf_counter() - began
-        self.seconds = time.perf_counter() - self._began
-        progress = self.steps_done / self.steps if self.steps else self.seconds / 60 / self.minutes
-        decayed = self._decay * (self.steps_done - self._plateau)
-        self.progress = min(1.0, progress + decayed)
 
     def _evaluate(self) -> Generator[None, None, Evaluation]:
-        """Evaluate the draft model as it is now; the learning rate decays faster after several bad evaluations."""
-        began = time.perf_counter()
+        """Evaluate the draft model as it is now; after several bad evaluations few steps are left."""
         distilled.set_weights(self._narrow_draft, self._weights)
         evaluation = yield from evaluate(self.draft, self.target, self._held_out)
-        is_bad = evaluation.accuracy <= self._max_accuracy + GAIN
+        best = self.best
+        is_bad = best and evaluation.accuracy <= best.accuracy + GAIN
         self._bad_evals = self._bad_evals + 1 if is_bad else 0
-        self._max_accuracy = max(self._max_accuracy, evaluation.accuracy)
+        if self._bad_evals == PATIENCE:
+            self.max_steps = min(self.max_steps, 1.5 * self.steps_done)
         longest = max(LENGTHS)
-        if not self.best or evaluation.per_call[longest] > self.best.per_call[longest]:
+        if not best or evaluation.per_call[longest] > best.per_call[longest]:
             self.best = evaluation
             self._best_weights = self._weights
-        if self._bad_evals == PATIENCE and not self._plateau:
-            self._plateau = self.steps_done
-            self._decay = 2 * (1 - self.progress) / self.steps_done
-        self._last_eval = time.perf_counter()
-        self._eval_seconds = self._last_eval - began
+            self.on_best(evaluation)
         return evaluation
 
     def _loss(self, weights: distilled.Weights, batch: TrainingBatch, depth: int) -> mx.array:

@@ -6,6 +6,7 @@ deep encoder makes up for the shallow decoder (Kasai et al. 2020, arXiv 2006.103
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from copy import copy
 from hashlib import sha256
 from pathlib import Path
@@ -19,7 +20,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from checkpoints.folder import WEIGHTS
 from checkpoints.tensors import map_npz, to_mlx, to_numpy
 from checkpoints.weights import stored_type
-from common.errors import InputError, errors_name
+from common.errors import InputError
 from common.files import replacing
 from common.reporting import reporter
 from speculative.model import Model
@@ -33,9 +34,6 @@ Weights = dict[str, mx.array]
 def skeleton(target: Any, layers: Sequence[int], states: int = STATES + 1) -> Any:
     """A draft model with decoder layers such as these of the target's. The weights of its own are to be set. states: how many
     `mix` reads, the target's and its own"""
-    count = len(target.decoder.layers)
-    if not layers or sorted(set(layers) & set(range(count))) != list(layers):
-        raise InputError(f"the model has the decoder layers 0 to {count - 1}, not {list(layers)}")
     draft: Any = copy(target)
     kind: Any = type(target)
     decoder = draft.decoder = kind(target.config).decoder.only(layers)  # nothing is computed yet
@@ -105,53 +103,42 @@ def save(
         dtype=dtype,
         accuracy=accuracy,
     )
-    text = json.dumps(config, indent=2) + "\n"
     arrays = {}
     for key, weight in own_weights(draft).items():
         arrays[key] = to_numpy(weight.astype(getattr(mx, stored_type(key, dtype))))
-    if folder.exists():
-        with replacing(folder / WEIGHTS) as partial, open(partial, "wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        with replacing(folder / "config.json") as partial:
-            partial.write_text(text, encoding="utf-8")
-        return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(folder) as partial:
-        partial.mkdir()
-        np.savez(partial / WEIGHTS, **arrays)  # type: ignore[arg-type]
-        (partial / "config.json").write_text(text, encoding="utf-8")
+    with nullcontext(folder) if folder.exists() else replacing(folder) as made:
+        made.mkdir(exist_ok=True)
+        with replacing(made / WEIGHTS) as partial, open(partial, "wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+        with replacing(made / "config.json") as partial:
+            partial.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 class Distilled(Model):
     """A draft model as its folder has it, without the target's parts. `for_target` makes it one to decode with."""
 
-    def __init__(self, name: str, config: Mapping, weights: Weights):
-        """config: as in its config.json. InputError if that is not of `save`'s."""
+    def __init__(self, path: Path, config: Mapping):
+        """The draft model in a folder with this config.json. InputError if that is not of `save`'s."""
+        self.name = path.name
         try:
             self.layers = [int(n) for n in config["layers"]]
             self.draft_of = str(config["draft_of"])
             self.vocabulary = str(config.get("vocabulary", ""))  # "": not known, in older folders
         except (KeyError, TypeError, ValueError):
-            raise InputError(f"{name}: its config.json is not written by distill.py") from None
+            raise InputError(f"{self.name}: its config.json is not by distill.py") from None
         self.origin = str(config.get("origin") or "")
-        self.name = name
-        self.weights = weights
+        self.weights = {name: to_mlx(array) for name, array in map_npz(path / WEIGHTS).items()}
+        mx.eval(self.weights)  # what is lazy can only be computed by the thread that made it
 
-    @classmethod
-    def load(cls, path: Path, config: Mapping) -> "Distilled":
-        """The draft model in a folder with this config.json."""
-        weights = {name: to_mlx(array) for name, array in map_npz(path / WEIGHTS).items()}
-        mx.eval(weights)  # what is lazy can only be computed by the thread that made it
-        return cls(path.name, config, weights)
-
-    def for_target(self, target: Model) -> Any:
+    def for_target(self, target: Any) -> Any:
         """With the encoder, embedding and head of a target: the one it was made from or, after a note, another with the same
         vocabulary and shapes of layers, such as a fine-tune. InputError for any other model."""
         fits = isinstance(target, EncoderDecoder) and self.vocabulary in ("", vocabulary(target))
+        fits = fits and max(self.layers) < len(target.decoder.layers)
         if fits:
-            with errors_name(Path(self.name)):
-                rows, columns = self.weights["mix.weight"].shape
-                draft = skeleton(target, self.layers, columns // rows)
+            rows, columns = self.weights["mix.weight"].shape
+            draft = skeleton(target, self.layers, columns // rows)
             shapes = {name: weight.shape for name, weight in own_weights(draft).items()}
             fits = shapes == {name: weight.shape for name, weight in self.weights.items()}
         if not fits:

@@ -48,7 +48,7 @@ def load(
     config = ranks.together(lambda: read_json(path / "config.json"))
     ranks.check_folder(path)
     if model_type(config) == "distilled":
-        draft: Any = ranks.together(lambda: Distilled.load(path, config))
+        draft: Any = ranks.together(lambda: Distilled(path, config))
         return draft, draft.text  # its target has the tokenizer
     model = ranks.together(lambda: _load_converted(str(name), path, config, ranks, split))
     return model, model.text.tokenizer

@@ -52,6 +52,16 @@ class DistilledModel(CachedModel):
         self._state = self.model.states(tokens, positions, self.cache)[:, -1:]
         return self.model.logits(self._state)[:, -1]
 
+    def seen(self, b: int, tokens: Sequence[int]) -> tuple[mx.array, mx.array]:
+        """The encoder's output [S, D] and the states [T, W] of a row's tokens, which the target has at hand."""
+        encoded, mask = self._target_cache.encoded([b])
+        positions = np.tile(np.arange(len(tokens)), (len(self._target_cache.position), 1))
+        states = self._target_cache.states(positions)
+        assert states is not None
+        seen = encoded[0][mx.array(np.flatnonzero(mask))], states[b]
+        mx.eval(seen)
+        return seen
+
     def keep(self, n: np.ndarray) -> None:
         super().keep(np.zeros_like(n))
 

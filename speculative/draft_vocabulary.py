@@ -52,19 +52,13 @@ class DraftVocabulary:
         self._made: Narrowed | None = None
         self._languages: Collection[str | None] = ()  # of what was made
         self._misses = 0  # since then
-        # Tokens written since the first set, and how many the current set lacked.
-        self.written = 0
-        self.missed = 0
         if tokens is not None:
             self._make(tokens)
 
     def __str__(self) -> str:
         if not self._made:
             return "draft vocabulary: all tokens, as many new ones came"
-        size = len(self._made.tokens)
-        missed = self.missed / max(1, self.written)
-        others = f"{missed:.1%} of the {self.written:,} tokens written since are others"
-        return f"draft vocabulary: {size:,} of {self._size:,} tokens; {others}"
+        return f"draft vocabulary: {len(self._made.tokens):,} of {self._size:,} tokens"
 
     def narrowed(self, languages: Collection[str | None]) -> Narrowed | None:
         """The model for rows of these target languages; None: use the whole model."""
@@ -84,10 +78,7 @@ class DraftVocabulary:
         """Learn from the tokens of a finished text."""
         tokens = list(tokens)
         if self._made:
-            self.written += len(tokens)
-            misses = sum(token not in self._made.tokens for token in tokens)
-            self.missed += misses
-            self._misses += misses
+            self._misses += sum(token not in self._made.tokens for token in tokens)
         if self._given is None:
             self._written[language].update(tokens)
 

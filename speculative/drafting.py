@@ -139,6 +139,11 @@ class ModelDrafter(Drafter):
     def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
         config = self._model.config
         drafter = "narrowed" if self._narrowed else "model"
+        learner = self._full_model.learner
+        if learner and not learner.version:
+            return [[] for _ in contexts]
+        if learner:  # the schedule judges a better version anew
+            drafter += f" {learner.version}"
         offered: list[list[Candidate]] = []
         missing = self._model.missing(contexts)
         missing[missing <= self._model.MAX_MISSING] = 0
@@ -218,6 +223,13 @@ class ModelDrafter(Drafter):
         if self._vocabulary:
             for row in done:
                 self._vocabulary.learn(row.generated, row.options.target_lang)
+        learner = self._full_model.learner
+        if learner and done:
+            assert isinstance(self._model, DistilledModel)
+            for row in done:
+                learner.learn(row, self._model.seen(self._batch.index(row), row.tokens))
+        elif learner:  # what has finished is in the journal by now
+            learner.train(len(self._batch))
 
 
 class _ConfidenceMonitor:

@@ -35,6 +35,9 @@ class Model:
     draft_of: str | None = None  # the target of a draft model that has only some layers of its own
     # As a draft model: begins with what the target's encoder made of the prompt, and reads the target's states
     reads_target = False
+    learner: Any = (
+        None  # of a draft model that learns: takes rows that finish (distillation/learning.py)
+    )
     start_token_id: int | None = None  # of the decoder, if it has an encoder
     # How a text's tokens attend to its prompt (transformer.py); None: it has no attention to a prompt alone
     attention: Callable[..., Any] | None = None

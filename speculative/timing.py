@@ -1,6 +1,8 @@
-"""Timing a model's calls."""
+"""Timing models' calls."""
 
+import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import mlx.core as mx
@@ -9,9 +11,49 @@ import numpy as np
 from speculative.model import Model
 
 _TOKEN = 7  # any token: only the time matters
+_DRAFTED = 5  # tokens per timed draft
 
 
-def call_timer(model: Model, prompt: Sequence[int], rows: int = 1) -> Callable[..., float]:
+class CallTimes:
+    """The seconds of model calls. Target and draft model take turns, as in a step, so that neither finds its own data in the
+    caches."""
+
+    def __init__(
+        self,
+        target: Model,
+        draft: Model | None,
+        prompt: Sequence[int],
+        widths: Sequence[int],
+        rows: int = 1,
+        chained: int = 1,
+    ):
+        """widths: tokens of a row in a target call; chained: target calls, each of which needs the last one's result"""
+        self.widths = widths
+        self.has_draft = draft is not None
+        self._chained = chained
+        self._target = call_timer(target, prompt, rows)
+        self._draft = call_timer(draft, prompt, rows) if draft else None
+        self._seconds: dict[object, list[float]] = defaultdict(list)
+        self.measure()  # warms up
+        self._seconds.clear()
+
+    def measure(self) -> None:
+        for width in self.widths:
+            if self._draft:
+                self._seconds["draft"].append(self._draft(1, _DRAFTED))
+            self._seconds[width].append(self._target(width, self._chained))
+
+    def __getitem__(self, name: object) -> float:
+        """Median seconds of a target call on `name` tokens or of a "draft" token."""
+        return statistics.median(self._seconds[name])
+
+    def step(self, drafted: int) -> float:
+        """Seconds of a step that drafts and verifies so many tokens."""
+        verifying = np.interp(drafted + 1, self.widths, [self[width] for width in self.widths])
+        return float(verifying) + (drafted * self["draft"] if drafted else 0.0)
+
+
+def call_timer(model: Model, prompt: Sequence[int], rows: int) -> Callable[[int, int], float]:
     """A function that returns the seconds of a decoder call on `width` tokens of each row, as in a step, or of each of
     `chained` calls that take the tokens of the call before."""
     cache = model.start([prompt] * rows)
@@ -20,7 +62,7 @@ def call_timer(model: Model, prompt: Sequence[int], rows: int = 1) -> Callable[.
         positions = cache.lengths[:, None] + after + np.arange(tokens.shape[1])
         return mx.argmax(model.decode(tokens, positions.astype(np.int32), cache), axis=-1)
 
-    def call(width: int, chained: int = 1) -> float:
+    def call(width: int, chained: int) -> float:
         began = time.perf_counter()
         tokens = mx.full((rows, width), _TOKEN)
         for i in range(chained):

@@ -70,11 +70,9 @@ def open_decoder(
         model.config = replace(model.config, eos_token_ids=(*model.config.eos_token_ids, token))
     draft_model = None
     vocabulary = None
-    learner = None
     drafts = options.num_draft and options.num_beams == 1
     if models.distill is not None and drafts:
-        learner = learner_of(model, models.model, models.distill, serves)
-        draft_model = learner.draft if learner else None
+        draft_model = learning_draft(model, models.model, models.distill, serves)
     elif models.draft_model and drafts:
         draft_model, _ = load(models.draft_model, ranks.group, split=False)
     if draft_model and models.draft_vocabulary:
@@ -84,7 +82,6 @@ def open_decoder(
     decoder = SpeculativeDecoder(
         model, tokenizer, draft_model, memory, vocabulary, models.prefix_cache
     )
-    decoder.learner = learner
     _note_settings(decoder, options, verbose, serves)
     return decoder
 
@@ -105,27 +102,27 @@ def _note_settings(
         reporter.note(f"used from generation_config.json: {listed}")
 
 
-def learner_of(model: Any, name: str | Path, folder: Path, serves: bool = False) -> Learner | None:
-    """The learner for a model; None, after a note, if it cannot have one. folder: Path(): the usual one"""
+def learning_draft(model: Any, name: str | Path, folder: Path, serves: bool = False) -> Any:
+    """A draft model that learns while a model decodes; None, after a note, if there can be none. folder: Path(): the usual
+    one"""
     converted = converted_path(str(name))
     if folder == Path():
         folder = draft_folder(converted)
     try:
         if model.ranks:
             raise InputError("it trains in one process, not under mlx.launch")
-        return Learner(model, converted.name, folder, serves)
+        return Learner(model, converted.name, folder, serves).draft
     except InputError as error:
         reporter.note(f"--distill: {error}")
         return None
 
 
 def distill_while_decoding(transcriber: Transcriber, folder: Path, serves: bool = False) -> None:
-    """Let a speech model learn a draft model. folder, serves: see `learner_of`"""
+    """Let a speech model learn a draft model. folder, serves: see `learning_draft`"""
     model = transcriber.model
-    learner = learner_of(model, transcriber.name, folder, serves)
-    if learner:
-        transcriber.decoder = SpeculativeDecoder(model, transcriber.tokenizer, learner.draft)
-        transcriber.decoder.learner = learner
+    draft = learning_draft(model, transcriber.name, folder, serves)
+    if draft:
+        transcriber.decoder = SpeculativeDecoder(model, transcriber.tokenizer, draft)
 
 
 def note_learned(decoder: SpeculativeDecoder) -> None:

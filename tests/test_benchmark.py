@@ -13,16 +13,17 @@ import numpy as np
 import pytest
 from helpers import programs
 from helpers.bart_tokenizers import checkpoint
-from helpers.models import random_model
 from mlx.utils import tree_flatten
 
 import benchmark
 from benchmarks import limits, measure
+from benchmarks.report import costs
 from decoder import load
 from demo.examples import examples
 from demo.pair import demo_model
 from docs.tools import picture
 from families.conversion import convert
+from speculative.timing import CallTimes
 
 
 def reported(folder: Path, *arguments) -> tuple[str, dict]:
@@ -43,29 +44,30 @@ def test_speed_of_the_users_models_as_tables_and_json(demo_folders):
         names = [run["decoding"] for run in report["runs"]]
         assert len(names) == 2 * (1 + 3 * 2)
         assert all(f"| {name} " in printed for name in names)
-        assert report["oracle"] > 0 and report["share_of_read"] > 0
+        assert report["oracle"] > 0 and report["step_ms"] > 0
         assert report["other texts"] == {}
         assert all(run["tokens/s"] > 0 for run in report["runs"])
 
 
 @pytest.mark.slow
 def test_models_of_other_families_are_measured(bart_folders, tmp_path):
-    """With their languages, and what a step multiplies by: NLLB's decoder, not its encoder."""
+    """With their languages."""
     checkpoint(tmp_path / "hub", bart_folders["nllb"], "nllb")
     target = convert(str(tmp_path / "hub"), tmp_path / "out", dtype="float32")
     models = ["--model", target, "--draft-model", target, "--target-lang", "fra_Latn"]
     _, report = reported(tmp_path, *models, *"--num-draft 3 --examples 1 --max-tokens 8".split())
     assert report["other texts"] == {} and report["oracle"] > 0
-    size = max(file.stat().st_size for file in target.iterdir())  # the weights
-    assert 0.2 * size < 1e9 * report["step_gb"] < 0.9 * size
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--draft-model", "x"], "--draft-model needs --model"),
-        (["--model", "demo-target", "--baselines"], "--baselines works with the demo models"),
-        (["--model", "x", "--sizes", "t5-large", "t5-small"], "--sizes widens the demo models"),
+        (["--model", "demo-target", "--baselines"], "--baselines are for the demo models"),
+        (
+            ["--model", "x", "--sizes", "t5-large", "t5-small"],
+            "--sizes and --baselines are for the demo models",
+        ),
         (["--sizes", "t5-large", "llama-60m"], "--sizes must be two T5 sizes or two Llama"),
         (["--check", "--examples", "1"], "--check goes with no other flag"),
         (["--examples", "145"], "has only 144 examples of each kind, not 145"),
@@ -77,26 +79,6 @@ def test_mistakes_are_one_line(demo_folders, arguments, message):
     assert result.returncode in (1, 2)
     (line,) = result.stderr.splitlines()
     assert line.startswith("benchmark.py: ") and message in line
-
-
-@pytest.mark.parametrize("variant", ["v1.1", "t5"])
-def test_the_bytes_of_a_step_are_those_of_the_weights_that_matter(variant):
-    """Those whose change is seen in a step after the source has been encoded and projected, but for the position bias,
-    of which a few rows are read."""
-    model = random_model(variant)
-    source, positions = [[5, 6]], np.array([[0, 1]], np.int32)
-
-    def logits(cache) -> mx.array:
-        return model.decode(mx.array([[7, 8]]), positions, cache)
-
-    expected, counted = logits(model.start(source)), 0
-    for name, weight in tree_flatten(model.parameters()):
-        cache = model.start(source)
-        model.load_weights([(name, weight * 1.5)], strict=False)
-        if not mx.array_equal(logits(cache), expected) and "bias" not in name:
-            counted += weight.nbytes
-        model.load_weights([(name, weight)], strict=False)
-    assert limits.step_bytes(model) == counted
 
 
 LARGER = pytest.param(("llama-demo", "llama-60m"), marks=pytest.mark.slow)
@@ -172,13 +154,11 @@ def test_blocks_alternate_with_pauses(monkeypatch):
     assert calls[2:] == ["beside", 1.0, "a", 1.0, "b", "beside", 1.0, "b", 1.0, "a"]
 
 
-def test_the_fastest_read_is_the_limit(demo_pair, monkeypatch):
-    monkeypatch.setattr(limits, "READ", 1 << 20)
-    times = limits.CallTimes(demo_pair[0], None, [5, 6])
-    times._seconds |= {width: [3.0, 1.0, 2.0] for width in [*limits.WIDTHS, "read"]}
-    report = times.report()
-    assert report["read_gb_s"] == limits.READ / 1e9
-    assert report["step_ms"] == 2000  # the median
+def test_the_costs_of_calls_are_medians(demo_pair):
+    times = CallTimes(demo_pair[0], demo_pair[2], [5, 6], [1, 5])
+    times._seconds |= {1: [3.0, 1.0, 2.0], 5: [4.0], "draft": [0.5]}
+    assert [times.step(drafted) for drafted in (0, 2, 4)] == [2, 4, 6]
+    assert costs(times) == {"step_ms": 2000, "verify_cost": {1: 1, 5: 2}, "draft_cost": 0.25}
 
 
 @pytest.mark.slow

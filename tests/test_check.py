@@ -44,7 +44,9 @@ FAULTS = {
     check.CheckedPair.in_a_thread: lambda *_: (
         threading.current_thread() is not threading.main_thread()
     ),
-    check.CheckedPair.drafted: lambda pair, target, draft, size: draft is not None and size == 1,
+    check.CHECKS["drafted, alone"]: lambda pair, target, draft, size: (
+        draft is not None and size == 1
+    ),
     check.CheckedPair.side_by_side: lambda pair, target, draft, size: (
         draft is not None and size == 8
     ),

@@ -19,12 +19,21 @@ from common.reporting import reporter
 from decoder import load
 from distillation import training
 from distillation.batches import TrainingBatch, drafts
-from distillation.evaluation import Evaluation, evaluate, finished
+from distillation.evaluation import Evaluation, evaluate
 from distillation.texts import HELD_OUT, TrainingText, read_texts, split
 from distillation.training import Training, distill, new_draft
 from families.distilled import from_target, own_weights, save
 from speculative.drafting import ModelDrafter
 from text.memory import Pair
+
+
+def finished(work):
+    """What a generator returns."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value
 
 
 def texts_of(target, count: int, max_tokens: int = 12, **options) -> list[TrainingText]:

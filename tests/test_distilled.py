@@ -183,7 +183,7 @@ def test_a_folder_is_loaded_with_its_target_alone(decoder, tmp_path):
         loaded.for_target(ours("t5"))
     config = json.loads((tmp_path / "x-draft/config.json").read_text())
     (tmp_path / "x-draft/config.json").write_text(json.dumps(config | {"layers": [7]}))
-    with pytest.raises(InputError, match=r"x-draft: .* decoder layers 0 to 2, not \[7\]"):
+    with pytest.raises(InputError, match="x-draft is a draft model of t5-x, and this model has"):
         load(tmp_path / "x-draft")[0].for_target(model)
 
 

@@ -81,7 +81,6 @@ def test_texts_are_those_without_a_draft_model(name, bits, options):
         rows = decode_with(target, both, prompts, num_draft="auto", max_tokens=24, **options)
         assert [row.tokens for row in rows] == plain
     assert accepted[0] < accepted[1]
-    assert vocabulary.written and not vocabulary.missed
 
 
 @pytest.mark.slow
@@ -117,7 +116,6 @@ def test_a_vocabulary_is_learned_for_each_language():
     assert vocabulary.narrowed({"de"}).model == [*range(10), *rare]
     assert vocabulary.narrowed({"de", "fr"}) is None
     vocabulary.learn([70, 71] * MIN_TOKENS, "fr")
-    assert vocabulary.missed == 2 * MIN_TOKENS
     assert vocabulary.narrowed({"fr"}).model == [70, 71]
     both = vocabulary.narrowed({"de", "fr"})
     assert both.model == [*range(10), 70, 71, *rare] and vocabulary.narrowed({"de"}) is both
@@ -125,7 +123,7 @@ def test_a_vocabulary_is_learned_for_each_language():
     assert vocabulary.narrowed({"de"}) is both
     vocabulary.learn([80], "de")
     assert 80 in vocabulary.narrowed({"de"}).tokens
-    assert str(vocabulary).startswith("draft vocabulary: 211 of 900 tokens; ")
+    assert str(vocabulary) == "draft vocabulary: 211 of 900 tokens"
 
 
 def test_costs_and_chances_are_learned_apart():
