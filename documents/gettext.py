@@ -87,18 +87,18 @@ def _messages(source: str, fuzzy: bool, language: str | None) -> Iterator[Passag
                 edits[strings[i - 1].end(), strings[i].end()] = ""
         placeholders = _placeholders(flags)
         texts = _plurals(one, many, number, form_of, placeholders) if many else [one]
+        others = (*edits.values(),)
         for i, text in enumerate(texts):
-            if i >= len(strings):
-                span = strings[-1].end(), strings[-1].end()
-                yield _message(text, span, placeholders, edits, f"{newline}msgstr[{i}] ")
-            elif i not in done or "fuzzy" in flags:
-                yield _message(text, strings[i].span(1), placeholders, edits)
-
-
-def _message(text: str, span: Span, placeholders: str, edits: Edits, before: str = "") -> _Message:
-    others = tuple(edits.values())
-    spans = span, *edits
-    return _Message(text, spans, placeholders=placeholders, before=before, others=others)
+            if i in done and "fuzzy" not in flags:
+                continue
+            span = strings[-1].end(), strings[-1].end()
+            before = f"{newline}msgstr[{i}] "  # for a form that is not there
+            if i < len(strings):
+                span = strings[i].span(1)
+                before = ""
+            yield _Message(
+                text, (span, *edits), placeholders=placeholders, before=before, others=others
+            )
 
 
 def _fit(source: str, passage: Passage, text: str, _: object) -> Fitted:
@@ -174,13 +174,13 @@ def _placeholders(flags: Sequence[str]) -> str:
 
 
 def _unquoted(strings: str) -> str:
-    import polib
+    from babel.messages.pofile import unescape
 
-    return polib.unescape("".join(re.findall(r'"([^\r\n]*)"', strings)))
+    return "".join(map(unescape, re.findall(r'"[^\r\n]*"', strings)))
 
 
 def _quoted(text: str, newline: str) -> str:
-    import polib
+    from babel.messages.pofile import escape
 
-    lines = [f'"{polib.escape(line)}"' for line in re.findall(r"[^\n]*\n|[^\n]+", text)]
+    lines = [*map(escape, re.findall(r"[^\n]*\n|[^\n]+", text))]
     return newline.join(['""', *lines] if len(lines) > 1 else lines)

@@ -146,12 +146,9 @@ def _line_pairs(
             text = line.removeprefix(codecs.BOM_UTF8).decode("utf-8").rstrip("\r\n")
             if text.strip():
                 yield parse(text)
-        except InputError as error:
-            report(number, str(error))
-        except UnicodeError:
-            report(number, "not UTF-8 text")
-        except (ValueError, RecursionError):
-            report(number, "not JSON (tab-separated texts have a name in .tsv or .txt)")
+        except (ValueError, RecursionError) as error:
+            reason = "not JSON in UTF-8 (tab-separated texts have a name in .tsv or .txt)"
+            report(number, str(error) if isinstance(error, InputError) else reason)
 
 
 def _tab_separated(line: str) -> Pair:
