@@ -50,9 +50,16 @@ def write_weights(
     quantization: Quantization | None = None,
 ) -> None:
     """Write a model's tensors to an npz file under our names. Those that are not finite in their new type are named in a warning."""
+    covered: set[str] = set()
     if quantization:
-        _check_groups(model, quantization)
-    covered = quantization.covered(model) if quantization else set()
+        covered = quantization.covered(model)
+        count = sum(is_matrix(*named) for named in model.named_modules())
+        reason = f"row lengths are not multiples of the group size {quantization.group_size}"
+        if not covered:
+            raise InputError(f"no weight can be quantized: {reason}")
+        if len(covered) < count:
+            left = f"{count - len(covered)} of {count} matrices are not quantized"
+            warnings.warn(f"{left}: {reason}", stacklevel=2)
     progress = reporter.bar(path.parent.name, stored_size(model, dtype), "B", 0)
     wrong: dict[str, None] = {}  # an ordered set
     with progress as advance, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
@@ -65,17 +72,6 @@ def write_weights(
                 write_npz_member(archive, name, DTYPES[stored], tensor.shape, blocks)
     if wrong:
         warnings.warn(f"warning: NaN or infinite as {dtype}: {', '.join(wrong)}", stacklevel=2)
-
-
-def _check_groups(model: nn.Module, quantization: Quantization) -> None:
-    """Warn if some matrices cannot be quantized; InputError if none can."""
-    count = sum(is_matrix(*named) for named in model.named_modules())
-    left = count - len(quantization.covered(model))
-    reason = f"row lengths are not multiples of the group size {quantization.group_size}"
-    if left == count:
-        raise InputError(f"no weight can be quantized: {reason}")
-    if left:
-        warnings.warn(f"{left} of {count} matrices are not quantized: {reason}", stacklevel=3)
 
 
 def _cast(

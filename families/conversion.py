@@ -41,9 +41,6 @@ class _Source:
     adapter: Path | None = None
     base: str = ""
 
-    def runs_in_mlx_lm(self) -> bool:
-        return causal_loading.runs_in_mlx_lm(read_json(self.folder / "config.json"))
-
     def state(self) -> dict[str, Any]:
         """What a converted folder's config.json says of it."""
         state = folders.state_of(self.adapter or self.folder)
@@ -75,6 +72,10 @@ def _fetch(
     return _Source(model, found, folder, base or named)
 
 
+def _is_mlx_lms(folder: Path) -> bool:
+    return causal_loading.runs_in_mlx_lm(read_json(folder / "config.json"))
+
+
 def read_config(folder: Path) -> dict:
     """The raw config.json, with the token ids that transformers' `generate` would use."""
     raw = read_json(folder / "config.json")
@@ -94,7 +95,7 @@ def converted_size(
 ) -> int:
     """Bytes of the weights once converted, from the config.json alone; 0 for a model that mlx-lm runs. InputError for one that
     cannot be converted."""
-    if _Source("", folder).runs_in_mlx_lm():
+    if _is_mlx_lms(folder):
         return 0
     model, own_dtype = skeleton(folder)
     return stored_size(model, dtype or own_dtype, quantization)
@@ -102,7 +103,7 @@ def converted_size(
 
 def skeleton(folder: Path) -> tuple[Any, str]:
     """The model of a config.json without its weights, and the type that conversion gives them."""
-    if _Source("", folder).runs_in_mlx_lm():
+    if _is_mlx_lms(folder):
         return causal_loading.mlx_lm_skeleton(folder), "bfloat16"
     with errors_name(folder):
         raw = read_config(folder)
@@ -141,7 +142,7 @@ def convert(
         with replacing(output) as new:
             size = partial(converted_size, dtype=dtype, quantization=quantization)
             source = _fetch(model, revision, base, output, lambda folder, download: size(folder))
-            if source.runs_in_mlx_lm():
+            if _is_mlx_lms(source.folder):
                 causal_loading.convert(source.folder, source.adapter, new, dtype, quantization)
             else:
                 new.mkdir()
@@ -190,7 +191,7 @@ def convert_first(name: str, base: str | None = None) -> Path:
 
     output.parent.mkdir(parents=True, exist_ok=True)
     source = _fetch(name, None, base, output, start)
-    if source.runs_in_mlx_lm() and not source.adapter:
+    if _is_mlx_lms(source.folder) and not source.adapter:
         return source.folder
     if Path(name).is_dir():
         _ask(name, "conversion", converted_size(source.folder))

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -22,7 +22,6 @@ from transformer import EncoderDecoder
 ROWS, TOKENS = 8, 512  # prompts of a batch, and the tokens of each prompt and of each output
 # Bytes that macOS recommends at most; only on Macs
 GPU_LIMIT = "max_recommended_working_set_size"
-T = TypeVar("T")
 MACS = (8, 16, 24, 32, 64, 128)  # GB of RAM
 
 
@@ -59,8 +58,8 @@ def mac_for(needed: int) -> str:
 
 
 def load_weights(
-    name: str, folder: Path, weights: Mapping[str, Any], load: Callable[[Any], T]
-) -> dict[str, T]:
+    name: str, folder: Path, weights: Mapping[str, Any], load: Callable[[Any], Any]
+) -> dict[str, Any]:
     """load(weight) of each weight of the model in a folder, with a bar. InputError if the machine has not enough memory; a
     warning if nearly all of it will be in use (0.9, as in mlx-lm)."""
     size = sum(weight.nbytes for weight in weights.values())
@@ -73,7 +72,7 @@ def load_weights(
         if size + used > installed():
             raise InputError(f"{message}; {hint}")
         warnings.warn(f"{message}: decoding may be slow; {hint}", stacklevel=3)
-    loaded = dict[str, T]()
+    loaded = {}
     with reporter.bar(f"loading {name}", size, "B", 2) as advance:
         for key, weight in weights.items():
             loaded[key] = load(weight)

@@ -50,7 +50,6 @@ class Config(model.Config):
         )
 
 
-_STACKS, _HEAD = ("encoder", "decoder"), "lm_head.weight"
 _LAYER = r"(encoder|decoder)\.block\.(\d+)\.layer\.\d\."
 _BIAS = r"relative_attention_bias\.weight"
 _NORM = r"({})\.block\.(\d+)\.layer\.{}\.layer_norm\.weight"
@@ -74,7 +73,7 @@ NAMES = Names(
     words={"SelfAttention": "attention", "EncDecAttention": "cross_attention"}
     | {"DenseReluDense": "feed_forward", "q": "query", "k": "key", "v": "value", "o": "out"}
     | {"wi": "up", "wi_0": "gate", "wi_1": "up", "wo": "down"},
-    embedding=("shared.weight", *(f"{stack}.embed_tokens.weight" for stack in _STACKS), _HEAD),
+    embedding="shared.weight encoder.embed_tokens.weight decoder.embed_tokens.weight lm_head.weight".split(),
 )
 
 
