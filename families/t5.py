@@ -34,7 +34,6 @@ class Config(model.Config):
         # `tie_word_embeddings: false` has always meant "do not scale the decoder's output by d_model**-0.5", whatever the
         # head; transformers 5 writes it under its own name. mT5 never scales.
         scales = raw.get("scale_decoder_outputs", is_tied(raw, None))
-        scales = scales and raw.get("model_type") != "mt5"
         return cls.read(
             raw,
             "T5",
@@ -43,7 +42,7 @@ class Config(model.Config):
             gated=gated,
             tied_head=is_tied(raw, weights),
             bias_per_layer=bias_per_layer,
-            scale_decoder_outputs=scales,
+            scale_decoder_outputs=raw.get("model_type") != "mt5" and scales,
             pad_token_id=pad,
             eos_token_ids=token_ids(raw.get("eos_token_id"), 1),
             decoder_start_token_id=token_id(raw, "decoder_start_token_id", pad),
