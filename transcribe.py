@@ -8,30 +8,34 @@ import terminal  # noqa: F401 (first: it checks Python and the packages)
 
 # isort: split
 import argparse
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from common.errors import InputError, errors_name
 from common.reporting import reporter
 from decoder import BATCH_SIZE
 from demo.pair import demo_model
 from distributed.ranks import session
+from speculative.options import declared_in
 from speech.formats import FORMATS
+from speech.options import Layout, TranscribeOptions
 from speech.outputs import Output
 from speech.reference import Part, parse
 from speech.transcriber import Transcriber
 from terminal import cli
-from terminal.flags import add_shared, check_apart, check_models, note_unused
+from terminal.flags import add_options, add_shared, check_apart, check_models, note_unused
 from terminal.models import distill_while_decoding, merge_adapter, note_learned
-from terminal.speech_flags import (
-    FOREIGN,
-    add_transcript_flags,
-    layout_of,
-    options_of,
-    unused,
-)
 from terminal.transcripts import AudioFiles, transcribe_live
 
 STDIN, MICROPHONE = "-", "microphone"
+_LAYOUT = declared_in(Layout)
+FOREIGN = (  # mlx_whisper's flags
+    *("fp16", "hallucination_silence_threshold"),
+    *("highlight_words", "prepend_punctuations", "append_punctuations"),
+)
+_CUES = ("min_cue_seconds", "max_cue_seconds", "reading_speed", "cue_gap")
+_OF_FILES = ("audio_track", "reference", "clip_timestamps", "vad", "batched", "resume")
 
 
 def parse_args(argv: list[str] | None = None):
@@ -54,7 +58,7 @@ def parse_args(argv: list[str] | None = None):
          help="sound track of a video: its number, from 1, or its language (default: the file's default)")
     flag("--reference", type=cli.path, metavar="FILE",
          help="a text that the audio's will resemble (txt, srt, vtt, json): drafts are copied from it; for one file")
-    add_transcript_flags(parser)
+    add_options(parser, options=declared_in(TranscribeOptions) | _LAYOUT)
     flag("--output-format", "-f", choices=(*FORMATS, "all"), default="txt",
          help="all: one file per format, needs --output-dir (default: txt)")
     flag("--output-dir", "-o", type=cli.path, metavar="FOLDER",
@@ -95,6 +99,39 @@ def read_reference(path: Path) -> tuple[Part, ...]:
             return parse(path.read_text(encoding="utf-8-sig"))
         except UnicodeDecodeError:
             raise InputError("not UTF-8 text") from None
+
+
+def layout_of(args: argparse.Namespace) -> Layout:
+    return Layout(**_given(args, Layout))
+
+
+def options_of(args: argparse.Namespace, **others: Any) -> TranscribeOptions:
+    """The options given as flags, and others. Cues for reading bring the times of words."""
+    given = _given(args, TranscribeOptions) | others
+    if layout_of(args).makes_cues:
+        given["word_timestamps"] = True
+    return TranscribeOptions(**given)
+
+
+def _given(args: argparse.Namespace, kind: type) -> dict[str, Any]:
+    return {name: value for name, value in vars(args).items() if name in declared_in(kind)}
+
+
+def unused(args: argparse.Namespace) -> Iterator[tuple[Iterable[str], str]]:
+    """Flags that have no effect beside the others, and why."""
+    if args.output_format not in ("srt", "vtt", "all"):
+        yield _LAYOUT, f"with --output-format {args.output_format}"
+    elif not layout_of(args).makes_cues:
+        yield _CUES, "without --subtitles"
+    if args.live:
+        yield _OF_FILES, "with --live"
+    if not args.live or "-" in args.audio:
+        yield ["device"], "without --live and a microphone"
+    if "initial_prompt" not in args:
+        yield ["carry_initial_prompt"], "without --initial-prompt"
+    if not args.output_dir:
+        yield ["output_name", "force", "resume"], "without --output-dir"
+    yield FOREIGN, "here"
 
 
 def sounds_and_names(args: argparse.Namespace, output: Output) -> list[tuple[str, str]]:

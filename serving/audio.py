@@ -116,7 +116,7 @@ class Speech:
         assert isinstance(transcript, Transcript)
         if kind == "text":
             return PlainTextResponse(f"{transcript.text.strip()}\n")
-        if kind in FORMATS and kind != "json":
+        if kind in ("srt", "vtt"):
             return PlainTextResponse(FORMATS[kind](transcript, Layout()))
         # In a thread: the languages' names bring all of transformers.
         body = await run_in_threadpool(_body, transcript, options.task, kind == "verbose_json")

@@ -157,23 +157,19 @@ class _Client:
         wanted = given.transcription
         self._speech.gate.check_model(wanted.model)
         options = TranscribeOptions(
-            language=wanted.language,
+            **wanted.model_dump(include={"language", "condition_on_previous_text"}),
             initial_prompt=wanted.prompt or "",
             carry_initial_prompt=True,
-            condition_on_previous_text=wanted.condition_on_previous_text,
             num_draft=self._speech.engine.options.num_draft,
         )
         return self._transcriber.resolve(options)
 
     def _change(self, setting: dict[str, Any]) -> None:
         """Go on with another setting. Errors: as `_options`"""
-        changed = self._input.model_dump() | setting
+        current = self._input.model_dump()
         if isinstance(setting.get("transcription"), dict):
-            changed["transcription"] = {
-                **self._input.transcription.model_dump(),
-                **setting["transcription"],
-            }
-        new = validated(changed, _Input)
+            setting = {"transcription": current["transcription"] | setting["transcription"]}
+        new = validated(current | setting, _Input)
         options = self._options(new)
         if new.format != self._input.format:
             self._samples = new.format.reader()
@@ -207,11 +203,9 @@ class _Client:
             try:
                 await self._advance()
             except ERRORS as error:
-                await self._refuse(error, None)
+                await self._refuse(error)
 
-    async def _refuse(
-        self, error: Exception, event: _Event | None, code: str | None = None
-    ) -> None:
+    async def _refuse(self, error: Exception, event: Any = None, code: str | None = None) -> None:
         body = error_body(*failure_of(error))
         body["error"] |= {"event_id": event and event.event_id, "code": code}
         await self._send("error", **body)
@@ -291,17 +285,21 @@ class _Client:
         item.is_announced = True
         about = {"previous_item_id": self._last_item}
         await self._send(f"{_BUFFER}.committed", item_id=item.id, **about)
-        body = {"id": item.id, "object": "realtime.item", "type": "message", "role": "user"}
-        content = [{"type": "input_audio", "transcript": None}]
-        body = {**body, "status": "completed", "content": content}
+        body: dict[str, Any] = {
+            "id": item.id,
+            "object": "realtime.item",
+            "type": "message",
+            "role": "user",
+        }
+        body |= {"status": "completed", "content": [{"type": "input_audio", "transcript": None}]}
         await self._send("conversation.item.added", item=body, **about)
 
     async def _send_words(self, item: _Item) -> None:
         delta = item.text[item.sent :]
         item.sent = len(item.text)
         if delta:
-            about = {"item_id": item.id, "content_index": 0, "delta": delta}
-            await self._send(f"{_TRANSCRIPTION}.delta", **about)
+            about = {"item_id": item.id, "content_index": 0}
+            await self._send(f"{_TRANSCRIPTION}.delta", **about, delta=delta)
 
     async def _end_item(self, end: float) -> None:
         """Tell the client that an item is complete. end: its end in seconds"""

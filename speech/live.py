@@ -17,10 +17,9 @@ from speech.audio import Piece
 from speech.features import FRAMES, HOP, RATE, log_mel
 from speech.options import TranscribeOptions
 from speech.pipeline import Pipeline
-from speech.segments import Transcript
+from speech.segments import Transcript, Window
 from speech.timeline import Timeline
 from speech.voice import Detector, Utterance, Utterances, last_pause
-from speech.window import Window
 from speech.words import has_spaces, split
 
 PAUSE = 0.5  # seconds of silence that end an utterance

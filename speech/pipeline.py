@@ -21,9 +21,8 @@ from speculative.tasks import Work
 from speech.features import FRAMES
 from speech.options import TranscribeOptions
 from speech.rules import SECONDS_PER_TIMESTAMP, Against, OneOf, Special
-from speech.segments import Segment, Transcript
+from speech.segments import Attempt, Segment, Transcript, Window
 from speech.timeline import Timeline
-from speech.window import Attempt, Window
 from speech.words import (
     attended,
     cut_segment,

@@ -1,8 +1,13 @@
-"""A transcript: segments of text with their times, and words with theirs."""
+"""What becomes of a sound: windows, segments of their texts with times, words with theirs, and a transcript."""
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import asdict, dataclass, field
 
+from families.whisper import SoundPrompt
 from speculative.row import Stats
+from speech.features import FRAMES
+from speech.options import TranscribeOptions
+from speech.rules import Special
 
 
 @dataclass
@@ -12,9 +17,6 @@ class Word:
     end: float
     probability: float  # the mean of its tokens'
     tokens: int  # how many
-
-    def to_dict(self) -> dict:
-        return {name: value for name, value in vars(self).items() if name != "tokens"}
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,83 @@ class Segment:
 
     def to_dict(self) -> dict:
         """Its fields except the origins, and the words if there are any."""
-        fields = {name: x for name, x in vars(self).items() if name not in ("origins", "words")}
-        if self.words is not None:
-            fields["words"] = [word.to_dict() for word in self.words]
+        fields = asdict(self)
+        del fields["origins"]
+        if self.words is None:
+            del fields["words"]
+        for word in fields.get("words", ()):
+            del word["tokens"]
         return fields
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A window's text at one temperature; its segments have the same fields."""
+
+    tokens: list[int]  # with timestamps, without the end
+    origins: list[str]
+    temperature: float
+    avg_logprob: float  # of the tokens and the end
+    compression_ratio: float  # high if the text repeats itself
+    no_speech_prob: float | None = None  # None: not computed
+
+    def fails(self, options: TranscribeOptions) -> bool:
+        """Whether to try the next temperature."""
+        ratio = options.compression_ratio_threshold
+        repeats = ratio is not None and self.compression_ratio > ratio
+        threshold = options.logprob_threshold
+        unsure = threshold is not None and self.avg_logprob < threshold
+        return (repeats or unsure) and not (unsure and self._is_silent(options))
+
+    def is_speech(self, options: TranscribeOptions) -> bool:
+        return self._is_sure(options) or not self._is_silent(options)
+
+    def needs_no_speech_prob(self, options: TranscribeOptions) -> bool:
+        if self.no_speech_prob is not None:
+            return False
+        unsure = not self._is_sure(options)
+        return options.no_speech_probs or (options.no_speech_threshold is not None and unsure)
+
+    def _is_sure(self, options: TranscribeOptions) -> bool:
+        threshold = options.logprob_threshold
+        return threshold is not None and self.avg_logprob > threshold
+
+    def _is_silent(self, options: TranscribeOptions) -> bool:
+        threshold = options.no_speech_threshold
+        probability = self.no_speech_prob
+        return threshold is not None and probability is not None and probability > threshold
+
+
+@dataclass(frozen=True)
+class Window:
+    """Frames are counted in what is transcribed, and so are seconds."""
+
+    prompt: SoundPrompt
+    seek: int  # its first frame
+    size: int  # frames with sound; padding follows
+    draft: list[int] = field(default_factory=list)  # a text that drafts the next attempt
+    attempt: Attempt = Attempt([], [], 0.0, -math.inf, 1.0)
+    segments: tuple[Segment, ...] = ()  # of its text
+    advance: int = 0  # frames that they cover
+    rest: list[int] = field(default_factory=list)  # tokens after the last segment
+
+    @property
+    def start(self) -> float:
+        return self.seek / FRAMES
+
+    @property
+    def sound_end(self) -> float:
+        return (self.seek + self.size) / FRAMES
+
+    @property
+    def positions(self) -> int:
+        """Encoder positions with the sound of its segments."""
+        return max(1, min(self.advance, self.size) // 2)
+
+    def text(self, special: Special) -> list[int]:
+        """The tokens of its segments, without timestamps."""
+        tokens = (token for segment in self.segments for token in segment.tokens)
+        return [token for token in tokens if special.is_text(token)]
 
 
 @dataclass(frozen=True)

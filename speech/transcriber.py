@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,9 @@ from speech.options import TranscribeOptions
 from speech.pipeline import Pipeline
 from speech.reference import Reference
 from speech.rules import TASKS, Special
-from speech.segments import Segment, Transcript
+from speech.segments import Segment, Transcript, Window
 from speech.timeline import Timeline
 from speech.voice import first_speech, last_pause, probabilities
-from speech.window import Window
 from text.generation import FILE as GENERATION
 
 _TOGETHER = 32  # windows of a sound, if batched: their features stay in memory
@@ -164,11 +164,8 @@ class Transcriber:
     ) -> Transcript:
         """Transcribe one sound. Arguments: as for `Sound`."""
         options = options or TranscribeOptions()
-        return self.decode(self.task(samples, options, on_window), options)
-
-    def decode(self, task: Task, options: TranscribeOptions) -> Transcript:
-        """The transcript of one sound, of its task. Raises InputError if there is none."""
-        return result_of(self.transcribe_all([lambda: task], options, 1))
+        sounds = [partial(self.task, samples, options, on_window)]
+        return result_of(self.transcribe_all(sounds, options, 1))
 
     def transcribe_all(
         self,

@@ -13,8 +13,7 @@ from families.whisper import Whisper
 from speech.features import FRAMES
 from speech.options import AFTER, BEFORE
 from speech.rules import SECONDS_PER_TIMESTAMP, TASKS, Special
-from speech.segments import Segment, Word
-from speech.window import Window
+from speech.segments import Segment, Window, Word
 from text import languages
 
 Decode = Callable[[list[int]], str]
@@ -29,48 +28,34 @@ def attended(
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each window, how much each token of its text and the end attend to each position with sound, [T + 1, S], and
     the probability of each token, [T]."""
-    heads = special.alignment_heads
-    if not heads:  # all of the upper half
-        layers = range(model.config.decoder_layers)[model.config.decoder_layers // 2 :]
-        heads = tuple(product(layers, range(model.config.decoder_attention_heads)))
-    results = []
-    together = max(1, _HEADS // len(heads))
-    for i in range(0, len(windows), together):
-        results += _attended(model, special, steering, windows[i : i + together], heads)
-    return results
-
-
-def _attended(
-    model: Whisper,
-    special: Special,
-    steering: Sequence[int],
-    windows: Sequence[Window],
-    heads: Sequence[tuple[int, int]],
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    prefix = [*steering, special.no_timestamps]
-    texts = [window.text(special) for window in windows]
-    longest = max(map(len, texts))
-    tokens = [[*prefix, *text, *[special.end] * (longest + 1 - len(text))] for text in texts]
-    prompts = [window.prompt for window in windows]
+    layers = range(model.config.decoder_layers)[model.config.decoder_layers // 2 :]
+    heads = range(model.config.decoder_attention_heads)
     of_layers: dict[int, list[int]] = {}
-    for layer, head in heads:
+    for layer, head in special.alignment_heads or product(layers, heads):
         of_layers.setdefault(layer, []).append(head)
-    logits, by_layer = model.attention(prompts, mx.array(tokens), of_layers)  # [B, N, V]
-    is_text = special.text_mask(logits.shape[-1])
-    scores = mx.concatenate(list(by_layer.values()), axis=1)  # [B, H, N, S]
+    together = max(1, _HEADS // sum(map(len, of_layers.values())))
+    prefix = [*steering, special.no_timestamps]
     results = []
-    for b, (window, text) in enumerate(zip(windows, texts, strict=True)):
-        begin = len(prefix) - 1
-        end = begin + len(text)
-        weights = mx.softmax(scores[b, :, : end + 2, : window.positions], axis=-1)
-        mean = weights.mean(-2, keepdims=True)
-        weights = (weights - mean) / mx.std(weights, -2, keepdims=True)
-        matrix = _median_filtered(weights[:, begin : end + 1]).mean(0)
-        of_text = mx.where(is_text, logits[b, begin:end].astype(mx.float32), -mx.inf)
-        chances = mx.softmax(of_text, axis=-1)
-        chances = mx.take_along_axis(chances, mx.array(text)[:, None], axis=1)[:, 0]
-        mx.eval(matrix, chances)
-        results.append((np.array(matrix), np.array(chances)))
+    for i in range(0, len(windows), together):
+        batch = windows[i : i + together]
+        texts = [window.text(special) for window in batch]
+        longest = max(map(len, texts))
+        tokens = [[*prefix, *text, *[special.end] * (longest + 1 - len(text))] for text in texts]
+        prompts = [window.prompt for window in batch]
+        logits, by_layer = model.attention(prompts, mx.array(tokens), of_layers)  # [B, N, V]
+        scores = mx.concatenate(list(by_layer.values()), axis=1)  # [B, H, N, S]
+        for b, (window, text) in enumerate(zip(batch, texts, strict=True)):
+            span = slice(len(prefix) - 1, len(prefix) + len(text))  # of the text and the end
+            weights = mx.softmax(scores[b, :, : span.stop + 1, : window.positions], axis=-1)
+            mean = weights.mean(-2, keepdims=True)
+            weights = (weights - mean) / mx.std(weights, -2, keepdims=True)
+            matrix = _median_filtered(weights[:, span]).mean(0)
+            of_text = logits[b, span][:-1].astype(mx.float32)
+            of_text = mx.where(special.text_mask(of_text.shape[-1]), of_text, -mx.inf)
+            chances = mx.softmax(of_text, axis=-1)
+            chances = mx.take_along_axis(chances, mx.array(text)[:, None], axis=1)[:, 0]
+            mx.eval(matrix, chances)
+            results.append((np.array(matrix), np.array(chances)))
     return results
 
 

@@ -19,7 +19,7 @@ from common.files import Journal, stamp
 from common.reporting import reporter
 from families.loading import find
 from speculative.row import Row, Stats
-from speculative.tasks import Ended, Task, resume
+from speculative.tasks import Ended, Task, result_of, resume
 from speech import audio
 from speech.features import RATE
 from speech.live import Heard
@@ -68,12 +68,6 @@ class AudioFiles:
         if self._output.streamed and self._several:
             self._lines.put(index, f"{source}:\n", finished=False)
         length = len(samples) / RATE
-        late = max(self._options.clip_timestamps[::2], default=0)
-        if late > length:
-            reporter.note(
-                f"{source}: --clip-timestamps has no effect from {late:g} s on: "
-                f"the audio ends at {length:.1f} s"
-            )
         self._opened += 1
         self._bar.total += length
         learner = self._transcriber.decoder.learner
@@ -228,7 +222,7 @@ def transcribe_live(
     befores = {number: signal.signal(number, stop) for number in _SIGNALS}
     reporter.note("listening; Ctrl-C ends it")
     live = transcriber.live(options, show)
-    transcript = transcriber.decode(live.listen(pieces), options)
+    transcript = result_of(transcriber.transcribe_all([partial(live.listen, pieces)], options, 1))
     if not write_files(output, transcript, name):
         raise InputError("the transcript could not be written")
     cli.write(output.text(transcript, None), end="")
