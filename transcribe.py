@@ -135,8 +135,7 @@ def unused(args: argparse.Namespace) -> Iterator[tuple[Iterable[str], str]]:
 
 
 def sounds_and_names(args: argparse.Namespace, output: Output) -> list[tuple[str, str]]:
-    """The sounds whose files are not all there, with the names of their files, without the format. InputError or OSError if
-    a file may not or cannot be written."""
+    """The sounds whose files are not all there, with the files' names. InputError or OSError if one cannot be written."""
     names = ["stdin" if source == STDIN else Path(source).stem for source in args.audio]
     if args.output_name:
         if len(names) > 1:

@@ -79,8 +79,7 @@ class _Session(BaseModel):
     type: Literal["transcription"] = "transcription"
 
     def settings(self) -> Iterator[dict[str, Any]]:
-        """Each one alone, so that one that is refused does not take the others along. The longer names are those of the
-        API's beta."""
+        """Each one alone, so that one may be refused. The longer names are those of the API's beta."""
         given = self.audio["input"] if self.audio else self.model_extra or {}
         for long_name, value in given.items():
             name = long_name.removeprefix("input_audio_")
@@ -135,8 +134,7 @@ class Realtime:
 
 
 class _Client:
-    """A client's sound, and the items that it becomes: what lies between two pauses or, without turn detection, between
-    two commits."""
+    """A client's sound, and its items: what lies between two pauses or, without turn detection, two commits."""
 
     def __init__(self, speech: Speech, transcriber: Transcriber, socket: WebSocket):
         self._speech, self._transcriber, self._socket = speech, transcriber, socket

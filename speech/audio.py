@@ -75,11 +75,8 @@ def resampler(rate: int) -> Callable[[bytes], np.ndarray]:
 
 
 def listen(source: str, pieces: SimpleQueue[Piece], device: str | None = None) -> Any:
-    """Begin to put samples into `pieces` as they arrive, at their end None, from standard input ("-": raw PCM as `pcm` reads it) or
-    the microphone. Keep what is returned meanwhile. Raises InputError without a microphone.
-
-    device: the microphone's name or number (None: the default one)
-    """
+    """Begin to put samples into `pieces` as they arrive, and None at their end: from standard input ("-", raw PCM as in
+    `pcm`) or a microphone, by name or number (None: the default one). Keep what is returned. InputError without one."""
     if source == "-":
         thread = threading.Thread(target=_read_stdin, args=[pieces], daemon=True)
         thread.start()
@@ -141,9 +138,8 @@ def read(
     """A sound track of a file, mono: [samples], float32 in [-1, 1], RATE a second. Silence stands where the file has no
     sound, so times are the file's.
 
-    source: a path, or "-" for `stdin` (None: standard input); report: called with a line if damaged parts
-    are left out; track: its number, from 1, or its language (None: the file's default). Raises InputError if the file
-    cannot be opened or holds no such sound. Both name the source.
+    source: a path, or "-" for `stdin` (None: standard input); report: gets a line about what is left out; track: its number,
+    from 1, or its language (None: the default one). Raises InputError if there is none. Both name the source.
     """
     name = "standard input" if source == "-" else source
     try:
@@ -161,8 +157,7 @@ def read(
 def decoded(
     file: BinaryIO, report: Report, check: Check = check_length, track: str | None = None
 ) -> np.ndarray:
-    """As `read`, from an open file; errors do not name it. check: called with the seconds read so far, to raise if they
-    are too many or nobody wants them any more."""
+    """As `read`, from an open file; errors do not name it. check: may raise after so many seconds"""
     if not file.seekable():
         file = io.BytesIO(file.read())  # many formats have their index at the end
     samples = _from_ffmpeg(file, report, check, track) if av else _from_wav(file)
@@ -274,8 +269,7 @@ def _frames(packets: Iterator[Any], report: Report) -> Iterator[tuple[float, Any
 
 
 def _resampled(frames: Iterator[tuple[float, Any]], mono: bool) -> Iterator[bytes]:
-    """16-bit samples, mono, RATE a second, of frames and the silence before each. A change of format and a hole begin a
-    new resampler."""
+    """16-bit samples, mono, at RATE, of frames and the silence before each. A hole or another format resets the resampler."""
     resampler = None
     current = None
     for silence, frame in frames:

@@ -43,8 +43,7 @@ class Output:
         return files
 
     def check(self, name: str) -> bool:
-        """Whether there are files to write of this name. InputError if one exists and may not be replaced; OSError if one
-        could not be written; if it is a folder, `write` says so."""
+        """Whether there is a file to write. InputError if one may not be replaced, OSError if one cannot be written."""
         files = self.files(name)
         for path in files.values():
             if not path.is_dir():
@@ -55,8 +54,7 @@ class Output:
         return bool(files)
 
     def write(self, transcript: Transcript, name: str) -> Iterator[tuple[str, str]]:
-        """Write the files of this name, each whole or not at all. Yield the reason and the text of each that could not be
-        written, such as one that has come into being meanwhile."""
+        """Write each file whole or not at all; yield the reason and the text of each that could not be written."""
         for each, path in self.files(name).items():
             text = FORMATS[each](transcript, self.layout)
             try:

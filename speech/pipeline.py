@@ -38,8 +38,7 @@ _PER_TIMESTAMP = round(SECONDS_PER_TIMESTAMP * FRAMES)  # frames
 
 
 class Pipeline:
-    """Decodes windows, cuts their texts into segments, times the words, and places the segments in the sound. What yields
-    rows goes on when they are finished."""
+    """Decodes windows, cuts their texts into segments, times the words, and places the segments in the sound."""
 
     def __init__(
         self,
@@ -89,8 +88,7 @@ class Pipeline:
         return Transcript(text, segments, self.language or "en", duration, self.stats)
 
     def window(self, features: np.ndarray, seek: int = 0, draft: Sequence[int] = ()) -> Window:
-        """A window of the features [frames, bins], padded; seek: the first of these frames; draft: a text that drafts its
-        own"""
+        """A window of features [frames, bins], padded; seek: the first frame; draft: a text that drafts its own"""
         padded = np.zeros((self.config.frames, self.config.num_mel_bins), np.float32)
         padded[: len(features)] = features
         return Window(SoundPrompt(padded), seek, len(features), [*draft])
@@ -169,8 +167,7 @@ class Pipeline:
     def _find_silence(
         self, windows: list[Window], tried: Sequence[int], prefix: list[int]
     ) -> Generator[Work, Any, None]:
-        """Find the probability that nobody speaks, before any rule applies, of each window where it matters. windows: the
-        new ones replace these; tried: the numbers of those that were"""
+        """Find the probability that nobody speaks, before any rule applies, of the windows that were tried and need it."""
         no_speech = self.special.no_speech
         rule = Against(no_speech, self.special.end)
         unknown = [i for i in tried if windows[i].attempt.needs_no_speech_prob(self.options)]
@@ -186,8 +183,7 @@ class Pipeline:
     def cut(
         self, windows: Sequence[Window], timeline: Timeline
     ) -> Generator[Work, Any, list[Window]]:
-        """The windows with the segments of their texts, and the segments with their words and times that are the words';
-        without word_timestamps, only the words and only of windows where silence was left out within a segment."""
+        """The windows with their segments, and the words of these with word_timestamps, or across silence that was left out."""
         cut = [self._cut(window) for window in windows]
         given = dict[int, Window]()
         for i, window in enumerate(cut):

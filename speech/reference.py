@@ -16,8 +16,7 @@ _LONG = 4  # tokens that match by no chance
 
 
 def parse(text: str) -> tuple[Part, ...]:
-    """The parts of a reference: subtitles (.srt, .vtt), JSON with `segments`, `text` or `content`, or a plain text.
-    Raises InputError for JSON with none of these."""
+    """The parts of a reference: subtitles, a plain text, or JSON with `segments`, `text` or `content`, or InputError."""
     try:
         content = json.loads(text)
     except ValueError:

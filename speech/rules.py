@@ -46,8 +46,7 @@ class Special:
 
     @classmethod
     def read(cls, tokenizer: Tokenizer, generation: Mapping, config: Config) -> "Special":
-        """Read the ids from the tokenizer and the rest from generation_config.json. Raises InputError if the tokenizer
-        lacks one of these tokens.
+        """Read the ids from the tokenizer and the rest from generation_config.json. Raises InputError for a missing token.
 
         There is a timestamp for each encoder position and the window's end, named or not, unless the embedding or a
         token of another name ends them. Other ids without a name are never written.
@@ -136,8 +135,7 @@ class Special:
         return [self.start, self.languages[language], self.tasks[task]]
 
     def options(self, suppressed: Sequence[int] = (-1,), **options) -> Options:
-        """The options to decode a window with. suppressed: tokens never to write, of which -1 stands for the
-        checkpoint's; special ones among these are never written"""
+        """The options to decode a window with. suppressed: never to be written; -1 stands for the checkpoint's"""
         rule: Processor = MinTokens(1, self.suppressed_first)
         if self.has_timestamps:
             rule = Timestamps(self)

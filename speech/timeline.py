@@ -22,12 +22,10 @@ CutSegment = Callable[[Segment, list[list[Word]]], Iterator[Segment]]
 
 
 class Timeline:
-    """The frames of a sound that are transcribed. All times but those of `place` and `seconds` are in these, not in the
-    sound."""
+    """The frames of a sound that are transcribed, in which all times are but those of `place` and `seconds`."""
 
     def __init__(self, features: np.ndarray, chances: np.ndarray | None, first: int = 0):
-        """features: of each frame of the sound; chances: how probable speech is in it, if only speech is transcribed;
-        first: the number of the first frame"""
+        """features: of each frame; chances: how probable speech is in it, if only that is transcribed; first: its number"""
         numbers = np.arange(len(features))
         loudness = features.max(axis=1, initial=-np.inf)
         if chances is not None:
@@ -95,8 +93,7 @@ class Timeline:
     def _parts(
         self, segment: Segment, least: int, cut: CutSegment
     ) -> Iterator[tuple[int, Segment]]:
-        """The parts of a segment between cuts, each with the number of cuts before it, at least `least`. A word is where
-        most of it is heard."""
+        """The parts of a segment between cuts, each with its piece. A word is where most of it is heard."""
         start, end = self._trimmed(segment.start, segment.end)
         piece = max(least, self._piece(start))
         last = max(piece, self._piece(end, True))
@@ -116,8 +113,7 @@ class Timeline:
             yield piece, replace(part, start=start, end=end)
 
     def _heard(self, first: int, end: int) -> np.ndarray:
-        """In which of these frames something is heard, beside the loudest of them: a quiet speaker is heard beside a loud
-        one's segment."""
+        """In which of these frames something is heard, beside the loudest of them: a quiet speaker's segment is his own."""
         loudness = self._loudness[first:end]
         return loudness > max(loudness.max(initial=-np.inf) - _QUIET, self._silence)
 
@@ -145,8 +141,7 @@ class Timeline:
 
 
 def share(spans: Sequence[Span], first: float, last: float) -> list[Span]:
-    """The spans in order and between two times. One without length takes time that is free after it, or before it, or shares
-    that of its neighbour."""
+    """The spans in order, between two times. One without length takes free time beside it, or shares its neighbour's."""
     groups = list[tuple[float, float, int]]()  # start, end, and how many share the time
     now = first
     for start, end in spans:

@@ -39,9 +39,7 @@ class Sound:
     def __init__(
         self, pipeline: Pipeline, samples: np.ndarray, on_window: OnWindow = lambda *_: None
     ):
-        """samples: mono, in [-1, 1], 16,000 a second
-        on_window: called after each window with its segments, the seconds of sound done, and the stats so far
-        """
+        """samples: mono, in [-1, 1], at RATE; on_window: gets each window's segments, the seconds done, and the stats so far"""
         options = pipeline.options
         self._pipeline, self._on_window = pipeline, on_window
         self._longest = pipeline.config.frames
@@ -81,8 +79,7 @@ class Sound:
         return pipeline.transcript(self._duration)
 
     def _next_windows(self, seek: int, end: int, rest: list[int]) -> list[Window]:
-        """The next window; or with `batched` some that end in pauses, each in its second half. rest: how its text begins,
-        if that is known"""
+        """The next window; or with `batched` some that end in pauses, in their second halves. rest: how its text begins"""
         batched = self._pipeline.options.batched
         windows = list[Window]()
         while seek < end and len(windows) < (_TOGETHER if batched else 1):
@@ -96,8 +93,7 @@ class Sound:
         return windows
 
     def _language_window(self, window: Window) -> Window:
-        """The window to detect the language in: this one, or a later one that begins where somebody speaks, if nobody does
-        in the first half of this one."""
+        """This window, or one where somebody begins to speak, if nobody does in its first half."""
         first = self._first_speech
         if first - window.seek <= self._longest // 2:
             return window
@@ -124,8 +120,8 @@ class Transcriber:
             reporter.note(f"{why}; --word-timestamps times the words")
 
     def resolve(self, options: TranscribeOptions) -> TranscribeOptions:
-        """The options with the language's code: the checkpoint's own without one, and none for "auto" and "". Raises InputError if
-        the model lacks the language or the task."""
+        """The options with the language's code, by default the checkpoint's own; None: to be detected. Raises InputError if the
+        model lacks the language or the task."""
         language = self.special.language if options.language is None else options.language
         if language in ("", "auto"):
             language = None

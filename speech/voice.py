@@ -47,8 +47,7 @@ class Detector:
         self._state = np.zeros((2, 128), np.float32)
 
     def hear(self, samples: np.ndarray, is_end: bool = False) -> np.ndarray:
-        """How probable speech is in each further frame: [frames], of the chunks that are full now. samples: mono, in [-1, 1],
-        at RATE; is_end: silence follows"""
+        """How probable speech is in each further frame: [frames]. samples: mono, in [-1, 1], at RATE; is_end: silence follows"""
         samples = np.append(self._rest, samples)
         if is_end:
             samples = np.pad(samples, (0, -(len(samples) - _CONTEXT) % _CHUNK))
@@ -116,8 +115,7 @@ def first_speech(samples: np.ndarray) -> int:
 
 
 def with_speech(chances: np.ndarray) -> np.ndarray:
-    """Which frames to transcribe, [frames] boolean: speech, _MARGIN frames around it, and silence that is shorter than
-    _SHORTEST."""
+    """Which frames to transcribe, [frames] boolean: speech, what is near it, and short silence."""
     transcribed = np.zeros(len(chances), bool)
     for start, end in stretches(speaking(chances)):
         if chances[start:end].max() >= _SPEECH:

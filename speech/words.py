@@ -99,8 +99,7 @@ def has_spaces(language: str, task: str) -> bool:
 
 
 def split(tokens: Sequence[int], decode: Decode, spaces: bool) -> Iterator[tuple[str, int]]:
-    """The words of a text, each with the number of its tokens: characters, or with `spaces` what a space or a
-    punctuation mark begins."""
+    """The words of a text, with their numbers of tokens: characters, or with `spaces` what a space or a mark begins."""
     characters = _characters(tokens, decode)
     word, size = next(characters, ("", 0))
     for text, count in characters:
@@ -157,8 +156,7 @@ def place_words(
 ) -> list[Segment]:
     """Assign words to segments; move each segment's start and end to its words'.
 
-    words: of all segments, with times in the window; is_text: whether a token is; last: when speech before the
-    window ended, in seconds
+    words: of all segments, with times in the window; last: when speech before the window ended, in seconds
     """
     usual, longest = _lengths(words)
     for before, word in pairwise(words):  # a long word beside a sentence's end holds a pause
@@ -237,8 +235,7 @@ def _moved(
 def cut_segment(
     segment: Segment, groups: Sequence[Sequence[Word]], is_text: IsText, decode: Decode
 ) -> Iterator[Segment]:
-    """The segments that a segment becomes if it is cut between groups of its words. is_text: whether a token is; decode: gives
-    the text of tokens"""
+    """The segments that a segment becomes if it is cut between groups of its words."""
     end = len(segment.tokens)
     texts = [*(i for i, token in enumerate(segment.tokens) if is_text(token)), end]
     counts = accumulate(sum(word.tokens for word in words) for words in groups[:-1])

@@ -36,8 +36,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class AudioFiles:
-    """Transcribes files: to stdout in their order, txt segment by segment, or to files
-    under these names."""
+    """Transcribes files: to stdout in their order, txt segment by segment, or to files under their names."""
 
     def __init__(
         self,
@@ -125,8 +124,7 @@ class AudioFiles:
 
 
 def resumed(task: Task, output: Path, key: str, force: bool = False) -> Task:
-    """A sound's task. Rows that an earlier run has decoded come from the output's journal, in the same order; those that
-    this run decodes are added to it. Arguments and InputError: as `Journal`."""
+    """A sound's task: rows that an earlier run has decoded come from the output's journal, others are added to it."""
     try:
         journal = Journal(output, key, force)
     except OSError:  # a full disk, for example: nothing is kept
