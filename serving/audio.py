@@ -158,19 +158,16 @@ async def _events(
 ) -> AsyncIterator[str]:
     """A delta for each segment, and the whole text. transcriber: whose tokens' origins are told; None: they are not"""
     async for part in parts:
-        yield _event(part, transcriber)
-
-
-def _event(part: Part, transcriber: Transcriber | None) -> str:
-    if isinstance(part, Transcript):
-        about = {"text": part.text.strip(), "usage": _usage(part)}
-        return event_of({"type": "transcript.text.done", **about})
-    segment, stats = part
-    event: dict[str, Any] = {"type": "transcript.text.delta", "delta": segment.text}
-    if transcriber:
-        counts = {"tokens": stats.tokens, **stats.drafting}
-        event |= {"origins": _origins(segment, transcriber), "stats": counts}
-    return event_of(event)
+        if isinstance(part, Transcript):
+            about = {"text": part.text.strip(), "usage": _usage(part)}
+            yield event_of({"type": "transcript.text.done", **about})
+            continue
+        segment, stats = part
+        event: dict[str, Any] = {"type": "transcript.text.delta", "delta": segment.text}
+        if transcriber:
+            counts = {"tokens": stats.tokens, **stats.drafting}
+            event |= {"origins": _origins(segment, transcriber), "stats": counts}
+        yield event_of(event)
 
 
 def _origins(segment: Segment, transcriber: Transcriber) -> list[tuple[str, str]]:

@@ -70,10 +70,8 @@ class Attempt:
         return self._is_sure(options) or not self._is_silent(options)
 
     def needs_no_speech_prob(self, options: TranscribeOptions) -> bool:
-        if self.no_speech_prob is not None:
-            return False
-        unsure = not self._is_sure(options)
-        return options.no_speech_probs or (options.no_speech_threshold is not None and unsure)
+        matters = options.no_speech_threshold is not None and not self._is_sure(options)
+        return self.no_speech_prob is None and (matters or options.no_speech_probs)
 
     def _is_sure(self, options: TranscribeOptions) -> bool:
         threshold = options.logprob_threshold

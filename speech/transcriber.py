@@ -66,7 +66,10 @@ class Sound:
             while seek < end:
                 windows = self._next_windows(seek, end, rest)
                 if pipeline.language is None:
-                    spoken = self._language_window(windows[0])
+                    spoken = windows[0]
+                    first = self._first_speech
+                    if first - seek > self._longest // 2:
+                        spoken = pipeline.window(self._features[first : first + self._longest])
                     pipeline.language = yield from pipeline.detect(spoken)
                 windows = yield from pipeline.decode(windows, pipeline.language)
                 windows = yield from pipeline.cut(windows, self._timeline)
@@ -91,13 +94,6 @@ class Sound:
             windows.append(self._pipeline.window(self._features[seek : seek + size], seek, draft))
             seek += size
         return windows
-
-    def _language_window(self, window: Window) -> Window:
-        """This window, or one where somebody begins to speak, if nobody does in its first half."""
-        first = self._first_speech
-        if first - window.seek <= self._longest // 2:
-            return window
-        return self._pipeline.window(self._features[first : first + self._longest], first)
 
 
 class Transcriber:

@@ -144,13 +144,6 @@ def timed_words(
     return words
 
 
-def _lengths(words: Sequence[Word]) -> tuple[float, float]:
-    """The median duration of a word, and how long one may be beside a pause."""
-    durations = [word.end - word.start for word in words if word.end != word.start]
-    usual = min(0.7, float(np.median(durations))) if durations else 0.0
-    return usual, 2 * usual
-
-
 def place_words(
     segments: Sequence[Segment], words: list[Word], is_text: IsText, last: float
 ) -> list[Segment]:
@@ -158,7 +151,9 @@ def place_words(
 
     words: of all segments, with times in the window; last: when speech before the window ended, in seconds
     """
-    usual, longest = _lengths(words)
+    durations = [word.end - word.start for word in words if word.end != word.start]
+    usual = min(0.7, float(np.median(durations or [0.0])))
+    longest = 2 * usual  # beside a pause
     for before, word in pairwise(words):  # a long word beside a sentence's end holds a pause
         if word.end - word.start > longest > 0:
             if word.word in _SENTENCE_ENDS:
@@ -181,7 +176,7 @@ def place_words(
             word.end = round(segment.seek / FRAMES + word.end, 2)
             own.append(word)
         if own:
-            segment = _moved(segment, own, usual, longest, last)
+            segment = _moved(segment, own, usual, last)
             last = segment.end
         timed.append(replace(segment, words=tuple(own)))
     return timed
@@ -206,10 +201,9 @@ def _with_marks(words: Iterable[Word]) -> list[Word]:
     return whole
 
 
-def _moved(
-    segment: Segment, words: list[Word], usual: float, longest: float, last: float
-) -> Segment:
+def _moved(segment: Segment, words: list[Word], usual: float, last: float) -> Segment:
     """The segment with its ends at those of its words; words that hold a pause are made shorter."""
+    longest = 2 * usual
     first = words[0]
     final = words[-1]
     second = words[1] if len(words) > 1 else None

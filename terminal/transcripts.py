@@ -7,7 +7,7 @@ import time
 import zlib
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -35,53 +35,50 @@ WINDOW_SECONDS = 28  # about what a window's text covers
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+@dataclass
 class AudioFiles:
     """Transcribes files: to stdout in their order, txt segment by segment, or to files under their names."""
 
-    def __init__(
-        self,
-        transcriber: Transcriber,
-        sounds: Sequence[tuple[str, str]],
-        options: TranscribeOptions,
-        output: Output,
-        track: str | None,
-    ):
-        """sounds: each with the name of its files; track: see audio.read"""
-        self._transcriber, self._sounds, self._options = transcriber, sounds, options
-        self._output, self._track = output, track
+    transcriber: Transcriber
+    sounds: Sequence[tuple[str, str]]  # each with the name of its files
+    options: TranscribeOptions
+    output: Output
+    track: str | None  # see audio.read
+
+    def __post_init__(self):
         self._bar = tqdm(desc="audio", unit="s", disable=None, total=0)
         self._opened = 0
-        self._done = [0.0] * len(sounds)  # seconds
-        self._several = len(sounds) > 1 and not output.folder
+        self._done = [0.0] * len(self.sounds)  # seconds
+        self._several = len(self.sounds) > 1 and not self.output.folder
         self._lines = InOrder(partial(cli.write, end=""))
-        if self._several and output.format == "vtt":  # one header for all
+        if self._several and self.output.format == "vtt":  # one header for all
             cli.write("WEBVTT\n\n", end="")
-        model = stamp(find(transcriber.name)) if output.folder else ""
-        settings = "transcribe.py", model, replace(options, num_draft=0, reference=())
+        model = stamp(find(self.transcriber.name)) if self.output.folder else ""
+        settings = "transcribe.py", model, replace(self.options, num_draft=0, reference=())
         self._key = zlib.crc32(repr(settings).encode())  # of journals
 
     def open_sound(self, index: int) -> Task:
         """Read a sound. Raises InputError if it cannot be read."""
-        source, name = self._sounds[index]
-        samples = audio.read(source, report=reporter.note, track=self._track)
-        if self._output.streamed and self._several:
+        source, name = self.sounds[index]
+        samples = audio.read(source, report=reporter.note, track=self.track)
+        if self.output.streamed and self._several:
             self._lines.put(index, f"{source}:\n", finished=False)
         length = len(samples) / RATE
         self._opened += 1
         self._bar.total += length
-        learner = self._transcriber.decoder.learner
+        learner = self.transcriber.decoder.learner
         if learner:
             windows = self._bar.total / WINDOW_SECONDS
-            learner.total = windows * len(self._sounds) / self._opened
-        task = self._transcriber.task(samples, self._options, partial(self.show, index))
-        if not self._output.folder:
+            learner.total = windows * len(self.sounds) / self._opened
+        task = self.transcriber.task(samples, self.options, partial(self.show, index))
+        if not self.output.folder:
             return task
         key = f"{zlib.crc32(samples.tobytes(), self._key):08x}"
-        return resumed(task, self._output.base(name), key, self._output.force)
+        return resumed(task, self.output.base(name), key, self.output.force)
 
     def show(self, index: int, segments: Sequence[Segment], seconds: float, stats: Stats) -> None:
         """Print what was said in a window."""
-        if self._output.streamed:
+        if self.output.streamed:
             text = "".join(f"{segment.text.strip()}\n" for segment in segments)
             self._lines.put(index, text, finished=False)
         self._bar.update(seconds - self._done[index])
@@ -93,10 +90,10 @@ class AudioFiles:
             reporter.note(str(result))
             self._lines.put(index, "")
             return False
-        source, name = self._sounds[index]
-        is_written = write_files(self._output, result, name)
+        source, name = self.sounds[index]
+        is_written = write_files(self.output, result, name)
         title = cli.one_line(source) if self._several else None
-        self._lines.put(index, self._output.text(result, title))
+        self._lines.put(index, self.output.text(result, title))
         return is_written
 
     def transcribe(self, batch_size: int, verbose: bool) -> None:
@@ -104,11 +101,9 @@ class AudioFiles:
         summary = Summary(unit="windows")
         played = 0.0
         failed = 0
-        sounds = [partial(self.open_sound, i) for i in range(len(self._sounds))]
+        sounds = [partial(self.open_sound, i) for i in range(len(self.sounds))]
         with self._bar as bar:
-            for index, result in self._transcriber.transcribe_all(
-                sounds, self._options, batch_size
-            ):
+            for index, result in self.transcriber.transcribe_all(sounds, self.options, batch_size):
                 failed += not self._end(index, result)
                 if isinstance(result, InputError):
                     continue
