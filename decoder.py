@@ -332,7 +332,7 @@ class SpeculativeDecoder:
 
     def run(
         self,
-        tasks: Iterable[Task | InputError],
+        tasks: Iterable[Task],
         options: Options,
         batch_size: int = BATCH_SIZE,
         at_once: int = 1,

@@ -18,9 +18,8 @@ from decoder import BATCH_SIZE
 from demo.pair import demo_model
 from distributed.ranks import session
 from speculative.options import declared_in
-from speech.formats import FORMATS
+from speech.formats import FORMATS, Output
 from speech.options import Layout, TranscribeOptions
-from speech.outputs import Output
 from speech.reference import Part, parse
 from speech.transcriber import Transcriber
 from terminal import cli

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from common.errors import InputError
 from common.reporting import reporter
 from speculative.row import Row
+from speculative.tasks import Task
 from speech import audio
 from speech.options import TranscribeOptions
 from speech.transcriber import Transcriber
@@ -58,9 +59,14 @@ def texts_from_audio(
             texts.append(TrainingText.from_row(row))
 
     options = TranscribeOptions()
-    sounds = [lambda file=file: transcriber.task(audio.read(file), options) for file in files]
-    with reporter.bar("transcribing", len(sounds), "file", 0) as advance:
-        for number, result in transcriber.transcribe_all(sounds, options, batch_size, add):
+
+    def read(file: str) -> Task:
+        return (yield from transcriber.task(audio.read(file), options))
+
+    with reporter.bar("transcribing", len(files), "file", 0) as advance:
+        for number, result in transcriber.transcribe_all(
+            map(read, files), options, batch_size, add
+        ):
             if isinstance(result, InputError):
                 reporter.note(f"{files[number]}: {result}")
             advance(1)

@@ -48,8 +48,7 @@ class _Running:
 class Tasks:
     """A source of rows for the driver: those of `at_once` tasks at a time. Several tasks may wait for the same row."""
 
-    def __init__(self, tasks: Iterable[Task | InputError], at_once: int):
-        """tasks: an InputError in place of a task is its result"""
+    def __init__(self, tasks: Iterable[Task], at_once: int):
         self._tasks = enumerate(tasks)
         self._at_once = at_once
         self._running: dict[int, _Running] = {}
@@ -65,9 +64,6 @@ class Tasks:
             index, task = next(self._tasks, (0, None))
             if task is None:
                 break
-            if isinstance(task, InputError):
-                self.results.append((index, task))
-                continue
             self._running[index] = _Running(task)
             self._advance(index, count)
         return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,32 +155,24 @@ class Transcriber:
     ) -> Transcript:
         """Transcribe one sound. Arguments: as for `Sound`."""
         options = options or TranscribeOptions()
-        sounds = [partial(self.task, samples, options, on_window)]
-        return result_of(self.transcribe_all(sounds, options, 1))
+        return result_of(self.transcribe_all([self.task(samples, options, on_window)], options, 1))
 
     def transcribe_all(
         self,
-        sounds: Iterable[Callable[[], Task]],
+        tasks: Iterable[Task],
         options: TranscribeOptions,
         batch_size: int,
         on_row: Callable[[Row], object] = lambda row: None,
     ) -> Iterator[tuple[int, Transcript | InputError]]:
-        """Transcribe many sounds, `batch_size` together; yield (index, transcript) as each finishes, or
-        (index, InputError) if it cannot be read. Raises InputError for options that the model lacks.
+        """Transcribe many sounds, `batch_size` together; yield (index, transcript) as each finishes, or (index, InputError)
+        if it fails. Raises InputError for options that the model lacks.
 
-        sounds: functions that read a sound and return its `task`; on_row: gets each window's row once it is decoded
+        tasks: of sounds, as `task`, which may read these when they begin; on_row: gets each window's row once it is decoded
         """
         self.resolve(options)
-
-        def begun(sound: Callable[[], Task]) -> Task | InputError:
-            try:
-                return sound()
-            except InputError as error:
-                return error
-
         decoding = self.special.options(num_draft=options.num_draft)
         rows = max(batch_size, options.best_of)
-        return self.decoder.run(map(begun, sounds), decoding, rows, batch_size, on_row)
+        return self.decoder.run(tasks, decoding, rows, batch_size, on_row)
 
 
 def is_speech(name: str | Path) -> bool:

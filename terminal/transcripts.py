@@ -22,9 +22,9 @@ from speculative.row import Row, Stats
 from speculative.tasks import Ended, Task, result_of, resume
 from speech import audio
 from speech.features import RATE
+from speech.formats import Output
 from speech.live import Heard
 from speech.options import TranscribeOptions
-from speech.outputs import Output
 from speech.segments import Segment, Transcript
 from speech.transcriber import Transcriber
 from terminal import cli
@@ -57,8 +57,8 @@ class AudioFiles:
         settings = "transcribe.py", model, replace(self.options, num_draft=0, reference=())
         self._key = zlib.crc32(repr(settings).encode())  # of journals
 
-    def open_sound(self, index: int) -> Task:
-        """Read a sound. Raises InputError if it cannot be read."""
+    def _task(self, index: int) -> Task:
+        """Read and transcribe a sound. Raises InputError if it cannot be read."""
         source, name = self.sounds[index]
         samples = audio.read(source, report=reporter.note, track=self.track)
         if self.output.streamed and self._several:
@@ -71,10 +71,11 @@ class AudioFiles:
             windows = self._bar.total / WINDOW_SECONDS
             learner.total = windows * len(self.sounds) / self._opened
         task = self.transcriber.task(samples, self.options, partial(self.show, index))
-        if not self.output.folder:
-            return task
-        key = f"{zlib.crc32(samples.tobytes(), self._key):08x}"
-        return resumed(task, self.output.base(name), key, self.output.force)
+        if self.output.folder:
+            key = f"{zlib.crc32(samples.tobytes(), self._key):08x}"
+            task = resumed(task, self.output.base(name), key, self.output.force)
+        del samples  # of an hour 230 MB
+        return (yield from task)
 
     def show(self, index: int, segments: Sequence[Segment], seconds: float, stats: Stats) -> None:
         """Print what was said in a window."""
@@ -101,9 +102,9 @@ class AudioFiles:
         summary = Summary(unit="windows")
         played = 0.0
         failed = 0
-        sounds = [partial(self.open_sound, i) for i in range(len(self.sounds))]
+        tasks = map(self._task, range(len(self.sounds)))
         with self._bar as bar:
-            for index, result in self.transcriber.transcribe_all(sounds, self.options, batch_size):
+            for index, result in self.transcriber.transcribe_all(tasks, self.options, batch_size):
                 failed += not self._end(index, result)
                 if isinstance(result, InputError):
                     continue
@@ -111,11 +112,13 @@ class AudioFiles:
                 summary.stats += result.stats
                 played += result.duration
                 if verbose and bar.disable:
-                    reporter.note(f"{summary.texts}/{len(sounds)} files, {played:.0f} s of audio")
+                    reporter.note(
+                        f"{summary.texts}/{len(self.sounds)} files, {played:.0f} s of audio"
+                    )
         if verbose:
             print_summary(summary, played)
         if failed:
-            raise InputError(f"{failed} of {len(sounds)} files failed")
+            raise InputError(f"{failed} of {len(self.sounds)} files failed")
 
 
 def resumed(task: Task, output: Path, key: str, force: bool = False) -> Task:
@@ -215,7 +218,7 @@ def transcribe_live(
     befores = {number: signal.signal(number, stop) for number in _SIGNALS}
     reporter.note("listening; Ctrl-C ends it")
     live = transcriber.live(options, show)
-    transcript = result_of(transcriber.transcribe_all([partial(live.listen, pieces)], options, 1))
+    transcript = result_of(transcriber.transcribe_all([live.listen(pieces)], options, 1))
     if not write_files(output, transcript, name):
         raise InputError("the transcript could not be written")
     cli.write(output.text(transcript, None), end="")

@@ -10,7 +10,6 @@ import time
 import wave
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from itertools import pairwise
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -133,7 +132,7 @@ def test_hypotheses_are_those_of_plain_decoding_in_fewer_calls(folder):
         options = TranscribeOptions("en", num_draft=num_draft)
         rows = []
         live = transcriber.live(options, lambda heard: None)
-        ((_, found),) = transcriber.transcribe_all([partial(steps, live)], options, 1, rows.append)
+        ((_, found),) = transcriber.transcribe_all([steps(live)], options, 1, rows.append)
         texts.append([row.generated for row in rows])
         calls.append(found.stats.target_calls)
         assert found.text.strip() == CLIPS["numbers.wav"]["text"]

@@ -47,7 +47,7 @@ def test_drafts_are_accepted_and_change_nothing(pair):
     assert [found.language for found in plain] == [clip["language"] for clip in CLIPS.values()]
     for num_draft, batch_size in ((5, 5), ("auto", 3)):
         options = TranscribeOptions(num_draft=num_draft)
-        sounds = [lambda file=file, o=options: pair.task(read(str(file)), o) for file in FILES]
+        sounds = [pair.task(read(str(file)), options) for file in FILES]
         found = dict(pair.transcribe_all(sounds, options, batch_size))
         for i, expected in enumerate(plain):
             assert [s.tokens for s in found[i].segments] == [s.tokens for s in expected.segments]

@@ -67,8 +67,12 @@ def test_what_fails_ends_one_task():
     def long():
         yield rows_that_fail()
 
-    error = InputError("unreadable")
-    batches, results = decode([error, failing(), long(), task(rows(3, 4))], batch_size=4)
+    def unreadable():
+        raise InputError("unreadable")
+        yield
+
+    tasks = [unreadable(), failing(), long(), task(rows(3, 4))]
+    batches, results = decode(tasks, batch_size=4)
     assert batches == [[1, 2, 3, 4]]
     assert sorted((i, str(result)) for i, result in results) == [
         (0, "unreadable"),

@@ -18,8 +18,7 @@ import terminal.transcripts
 import transcribe as command
 from common.files import Journal
 from speculative.row import Row
-from speech.formats import FORMATS
-from speech.outputs import Output
+from speech.formats import FORMATS, Output
 from terminal.transcripts import resumed
 
 MODELS = ("--model", "target", "--draft-model", "shared", "--temperature", "1", "--best-of", "1")

@@ -97,7 +97,7 @@ def test_the_long_form_is_transformers_own(models, noise, condition):
 
 def transcribed(transcriber, options, batch_size=1, count=2):
     """The transcripts of some sounds, as far as texts go, and what they took."""
-    sounds = [lambda i=i: transcriber.task(sound(60 + 50 * i, i), options) for i in range(count)]
+    sounds = [transcriber.task(sound(60 + 50 * i, i), options) for i in range(count)]
     transcripts = dict(transcriber.transcribe_all(sounds, options, batch_size))
     texts = [
         [(s.tokens, s.start, s.temperature) for s in transcripts[i].segments] for i in range(count)
