@@ -56,7 +56,7 @@ class Writer:
         self._thinking = rows
         self._piece = piece
         self._ends = dict.fromkeys(rows, START)  # of what has been written
-        self._has_usage = request.stream_options.include_usage
+        self._has_usage = bool(request.stream_options.get("include_usage"))
         self._chat = isinstance(request, Chat)
         is_call = isinstance(request, Chat) and request.callable_tools
         self._calls = {row: Call() for row in rows} if is_call else {}
@@ -203,9 +203,8 @@ class ResponseWriter(Writer):
         return last["response"]
 
     def _numbered(self, body: dict[str, Any]) -> str:
-        return (
-            f"event: {body['type']}\n{event_of({**body, 'sequence_number': next(self._numbers)})}"
-        )
+        numbered = {**body, "sequence_number": next(self._numbers)}
+        return f"event: {body['type']}\n{event_of(numbered)}"
 
     def _begin(self) -> Bodies:
         yield {"type": "response.created", "response": self._response("in_progress", [])}

@@ -56,14 +56,14 @@ def _message(error: ValidationError) -> str:
     """The first error, in one line."""
     first = error.errors(include_url=False, include_input=False)[0]
     path = first["loc"][:1] if "logit_bias" in first["loc"] else first["loc"]  # not the user's keys
-    where = ".".join(map(str, path))
+    where = ".".join(map(str, path)).removesuffix(".[key]")
     kind = first["type"]
     message = re.sub(r" or instance of \w+", "", first["msg"])
     if kind == "value_error":
         return f"{where} {first['ctx']['error']}".lstrip()
     if not where:
         return "the body is not a JSON object"
-    if kind == "extra_forbidden":
+    if kind == "extra_forbidden" or path[-1] == "[key]":
         return f"there is no field {where[:99]!r}"
     if path[0] in _SHAPES and (len(path) > 1 or kind.endswith(("_type", "_parsing"))):
         return f"{path[0]} is not {_SHAPES[path[0]]}"

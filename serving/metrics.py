@@ -28,21 +28,21 @@ class Metrics:
         """running, waiting: functions that return the rows in the batch and in the queue."""
         self._registry = CollectorRegistry()
         self._stats = Stats()
-        common: dict[str, Any] = dict(namespace="speculative", registry=self._registry)
-        self.requests = Counter("requests", "Requests answered, by status.", ["status"], **common)
+        base: dict[str, Any] = dict(namespace="speculative", registry=self._registry)
+        self.requests = Counter("requests", "Requests answered, by status.", ["status"], **base)
         self._texts = Counter(
-            "texts", "Texts ended, by what ended them.", ["finish_reason"], **common
+            "texts", "Texts ended, by what ended them.", ["finish_reason"], **base
         )
-        self._counted = {field: Counter(*metric, **common) for field, metric in _COUNTED.items()}
-        Gauge("texts_running", "Texts in the batch.", **common).set_function(running)
-        Gauge("texts_waiting", "Texts in the queue.", **common).set_function(waiting)
+        self._counted = {field: Counter(*metric, **base) for field, metric in _COUNTED.items()}
+        Gauge("texts_running", "Texts in the batch.", **base).set_function(running)
+        Gauge("texts_waiting", "Texts in the queue.", **base).set_function(waiting)
         description = "The share of proposed tokens that were accepted."
-        Gauge("acceptance", description, **common).set_function(lambda: self._stats.acceptance)
+        Gauge("acceptance", description, **base).set_function(lambda: self._stats.acceptance)
         self.first_token = Histogram(
             "time_to_first_token_seconds",
             "From a text's request to its first token.",
             buckets=SECONDS,
-            **common,
+            **base,
         )
 
     def add(self, stats: Stats, finish_reason: str) -> None:

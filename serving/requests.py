@@ -115,11 +115,6 @@ class _Format(_Schema):
         return {"type": "object"} if schema is None and self.type == "json_object" else schema
 
 
-class _StreamOptions(Object):
-    include_usage: bool = False
-    include_obfuscation: bool | None = None
-
-
 class _Form(Object):
     """vLLM's structured_outputs."""
 
@@ -138,7 +133,9 @@ class Fields(Object):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     model: str | None = None
     stream: bool = False
-    stream_options: _StreamOptions = _StreamOptions()
+    stream_options: dict[Literal["include_usage", "include_obfuscation"], bool | None] = Field(
+        default={}
+    )
     origins: bool = False
     prediction: _Prediction | None = None
     response_format: _Format | None = None
@@ -293,11 +290,6 @@ class _Text(Object):
     verbosity: Literal["medium"] = "medium"
 
 
-class _Reasoning(Object):
-    effort: str | None = None
-    summary: str | None = None
-
-
 def _as_messages(given: Any) -> Any:
     """A response's input as messages, without what the model thought before."""
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
@@ -326,7 +318,7 @@ class ResponseRequest(Chat):
     max_completion_tokens: Any = Field(None, alias="max_output_tokens")
     instructions: str | None = None
     text: _Text = _Text()
-    reasoning: _Reasoning = _Reasoning()
+    reasoning: dict[Literal["effort", "summary"], str | None] = Field(default={})
     n: Literal[1] = 1
     logprobs: Literal[False] = False
     origins: Literal[False] = False
@@ -336,5 +328,5 @@ class ResponseRequest(Chat):
         if self.instructions:
             self.messages.insert(0, _Message(role="system", content=self.instructions))
         self.response_format = self.text.format
-        self.reasoning_effort = self.reasoning.effort
+        self.reasoning_effort = self.reasoning.get("effort")
         return self
