@@ -171,7 +171,7 @@ class _Reader:
                 after = last + 1
             elif token.kind == "text":
                 self._add_text(here, token)
-            elif not is_block or self._is_break(token):
+            elif not is_block:
                 here.add(self._event(token))
         here.finish()
         return here.paragraphs
@@ -209,12 +209,9 @@ class _Reader:
             return STAND_IN
         return "" if _NOTE.fullmatch(unescape(words).strip()) else None
 
-    def _is_break(self, token: Token) -> bool:
-        return self.is_html and token.name == "br"
-
     def _event(self, token: Token) -> Event:
         place = Event("anchor", token.start, token.stop)
-        if self._is_break(token):
+        if token.name == "br" and self.is_html:
             return place._replace(kind="break", words=" ")
         if token.kind in ("empty", "other"):
             return place

@@ -103,11 +103,12 @@ def items(
         kind = {"empty": "kept", "other": "kept"}.get(token.kind, token.kind)
         if token.name in hidden:
             after = ends.get(number, number) + 1
+        elif kind == "text":
+            if shown in ("", opened):
+                yield Item("text", token.start, token.stop, unescape(part))
         elif role == "run":
             yield Item("run", token.start, token.stop, part)
-        elif kind == "text" and opened.endswith(shown):
-            yield Item("text", token.start, token.stop, unescape(part))
-        elif kind != "text":
+        else:
             yield Item(kind, token.start, token.stop, part, token.name, role)
         opened = token.name
 

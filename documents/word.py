@@ -54,7 +54,7 @@ def _parts(files: Mapping[str, bytes]) -> set[str]:
 def _part(xml: bytes, _: str) -> Document:
     reader = _Reader(as_text(xml))
     run, text, look, ruby = (f"{reader.prefix.lower()}{name}" for name in ("r", "t", "rpr", "ruby"))
-    roles = {run: "run", text: "run"}  # may be split and joined
+    roles = dict.fromkeys((run, text, ""), "run")  # may be split and joined; comments may be lost
     parts = partial(items, True, roles, (look, ruby), shown=text)
     return in_markup(
         xml, lambda _: reader.paragraphs, Markup(partial(_written, reader.prefix), parts)
@@ -205,11 +205,8 @@ class _Reader:
         return place._replace(kind="text", words=unescape(raw), run=run)
 
     def _read_element(self, here: Inline, element: Element) -> None:
-        begin = element.inner
-        for child in element.children:
-            if not _PROPERTIES.fullmatch(child.name):
-                break
-            begin = child.stop
+        properties = [each for each in element.children if _PROPERTIES.fullmatch(each.name)]
+        begin = max([element.inner, *(each.stop for each in properties)])
         name = element.name
         here.add(Event("open", element.start, begin, name=name, mark=self._mark(element)))
         self._read_all(here, element.children)
