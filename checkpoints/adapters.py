@@ -182,7 +182,7 @@ def _untied(base: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
 def _changes(
     module: str, parts: Mapping[str, Tensor], raw: Mapping, config: Mapping
 ) -> Iterator[tuple[str, bool, Callable[[Tensor], Tensor]]]:
-    """Which of a module's tensors change, whether embeddings tied to it do as well, and what becomes of one. Tokens change wherever
+    """The tensors of a module that change, whether embeddings tied to it do as well, and the change. Tokens change wherever
     the embedding is, and so does an embedding that is saved only because it has grown."""
     is_copy = any(f".{saved}." in f".{module}." for saved in raw.get("modules_to_save") or [])
     for kind in parts.keys() & {"weight", "bias"}:
@@ -211,7 +211,7 @@ def _transposed(matrix: Tensor) -> Tensor:
 
 
 def _scale(module: str, rank: int, raw: Mapping) -> float:
-    """What the product of a module's two matrices is multiplied by."""
+    """The factor of the product of a module's two matrices."""
     patterns = raw.get("alpha_pattern") or {}
     alphas = (x for name, x in patterns.items() if re.fullmatch(rf"(.*\.)?({name})", module))
     alpha = next(alphas, raw["lora_alpha"])

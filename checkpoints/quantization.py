@@ -1,4 +1,4 @@
-"""Which weights are quantized, and how. Modes and their names are MLX's."""
+"""Quantization: of which weights, and in which mode. Modes and their names are MLX's."""
 
 from dataclasses import dataclass
 from math import prod

@@ -18,7 +18,7 @@ from text.tokenizer_files import write_tokenizer
 
 @dataclass(frozen=True)
 class Family:
-    """What conversion and loading need to know of an architecture."""
+    """An architecture, for conversion and loading."""
 
     config: type[BaseConfig]
     model: Callable[..., nn.Module]  # model(config): keeps the contract above

@@ -26,7 +26,7 @@ UNKNOWN = 2**31 - 1  # the size of a vocabulary, until the model has been tried
 
 @dataclass(frozen=True)
 class CausalConfig:
-    """What the step needs to know about a decoder-only model."""
+    """The facts about a decoder-only model that the step needs."""
 
     vocab_size: int  # of the logits
     eos_token_ids: tuple[int, ...]

@@ -78,9 +78,7 @@ def check(model: Any) -> tuple[int, int | None, int]:
     has_states = bool(model.new_cache(1).states)
     reasons = []
     attempts: list[tuple[int, int | None]] = [(4, None), (5, None)]
-    if (
-        has_states
-    ):  # one that ignores lengths also reads the fillers of ragged rows; a single row has none
+    if has_states:  # which may ignore lengths, and read the fillers of ragged rows
         attempts.append((4, 1))
     for mask_axes, max_rows in attempts:
         model._mask_axes = mask_axes
@@ -103,7 +101,7 @@ def check(model: Any) -> tuple[int, int | None, int]:
 
 
 def _distance(model: Any, together: bool) -> tuple[float, int]:
-    """How far the logits of two rows, together or one after the other, are from mlx-lm's own, in units of their
+    """The distance of the logits of two rows, together or one after the other, from mlx-lm's own, in units of their
     spread; and the vocabulary's size. The prompts differ in length, tokens are taken back, and fillers are on either side. An
     error affects all of a row's tokens, so the best of them counts: in half precision one may go to another expert."""
     distances: list[float] = []
@@ -128,8 +126,8 @@ def _distance(model: Any, together: bool) -> tuple[float, int]:
 
 
 def _state_distance(model: Any) -> float:
-    """How far many fillers move states: their distance from mlx-lm's own after the same tokens without fillers, in
-    units of their size. Rounding grows from layer to layer, but a model that lets fillers in does so in all layers of a
+    """The distance of states after many fillers from mlx-lm's own after the same tokens without fillers, in units of their
+    size. Rounding grows from layer to layer, but a model that lets fillers in does so in all layers of a
     kind, so the best of these counts."""
     T = 32  # tokens and fillers in a call
     cache = model.new_cache(2)
@@ -155,7 +153,7 @@ def _state_distance(model: Any) -> float:
 
 
 def _difference(logits: mx.array, expected: mx.array) -> float:
-    """How far the best of logits [n, V] are from the expected ones, in units of their spread."""
+    """The distance of the best of logits [n, V] from the expected ones, in units of their spread."""
     a, b = (np.array(x.astype(mx.float32)) for x in (logits, expected))
     banned = (a == b) & np.isinf(b)  # ids that a model never writes
     a[banned] = 0

@@ -42,7 +42,7 @@ class _Source:
     base: str = ""
 
     def state(self) -> dict[str, Any]:
-        """What a converted folder's config.json says of it."""
+        """The values about it in a converted folder's config.json."""
         state = folders.state_of(self.adapter or self.folder)
         values: dict[str, Any] = {"converted_from": self.name, "converted_state": state}
         if self.adapter:
@@ -151,7 +151,7 @@ def convert(
 
 
 def describe(model: str, revision: str | None = None) -> list[str]:
-    """What a model takes, in lines. Of one on the hub only the config.json is downloaded."""
+    """Lines about the bytes that a model takes. Of one on the hub only the config.json is downloaded."""
     lines = []
 
     def stop(folder: Path, size: int) -> None:
@@ -233,7 +233,7 @@ def _ask(name: str, task: str, size: int) -> None:
 
 
 def _note(dtype: str) -> str | None:
-    """What to say about weights in 16 bits, chosen by us, on this machine."""
+    """A note about weights in 16 bits, chosen by us, on this machine."""
     if mx.default_device() == mx.cpu:
         return f"weights in {dtype}; without a GPU --dtype float32 is several times faster"
     chip = str(mx.device_info().get("device_name", ""))

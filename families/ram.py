@@ -1,4 +1,4 @@
-"""How much memory there is, and how much a model needs, from its config.json alone."""
+"""The memory that there is, and that a model needs, by its config.json alone."""
 
 import os
 import warnings

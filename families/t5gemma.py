@@ -273,7 +273,7 @@ class T5Gemma(EncoderDecoder):
         return self.decoder.embedding
 
     def reach(self, window: int) -> tuple[int, int]:
-        """How many tokens back and ahead an encoder layer with this window sees."""
+        """The number of tokens back and ahead that an encoder layer with this window sees."""
         return window, window
 
     def decoder_mask(self, slots: CrossCache, window: int) -> Mask:

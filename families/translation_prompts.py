@@ -1,4 +1,4 @@
-"""How decoder-only models are asked for translations: by config.json's model_type, as their model cards say."""
+"""Prompts for translations by decoder-only models: by config.json's model_type, as their model cards say."""
 
 from text.languages import Languages
 from text.translation_prompt import TranslationPrompt
