@@ -104,17 +104,18 @@ def paragraphs(lines: Sequence[str]) -> Iterator[Sequence[str]]:
         yield lines
         return
     first = 0
-    for i in range(1, len(lines) + 1):
-        goes_on = (
-            i < len(lines)
-            and begins_lower(lines[i])
-            and not _LINE_ENDED.search(lines[i - 1])
-            and (begins := _BEGINS_SENTENCE.match(lines[first]))
-            and len(lines[i]) - len(lines[i].lstrip()) < begins.end()
-        )
-        if not goes_on:
+    for i in range(1, len(lines)):
+        if not _goes_on(lines[first], lines[i - 1], lines[i]):
             yield lines[first:i]
             first = i
+    yield lines[first:]
+
+
+def _goes_on(first: str, before: str, line: str) -> bool:
+    if not begins_lower(line) or _LINE_ENDED.search(before):
+        return False
+    begins = _BEGINS_SENTENCE.match(first)
+    return begins is not None and len(line) - len(line.lstrip()) < begins.end()
 
 
 def _wrapped(lines: Sequence[str]) -> bool:

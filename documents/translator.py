@@ -366,7 +366,7 @@ def _flat(piece: str) -> str:
 
 
 def _parts(piece: str) -> tuple[str, str, str]:
-    """What the model reads of a sentence, between what stands before and after it."""
+    """A sentence as the model reads it, between what stands before and after it."""
     return edges(_flat(piece))
 
 

@@ -1,4 +1,4 @@
-"""Which words of a text stand for which words of its prompt: the cross-attention of the model that translates says it.
+"""The words of a text that stand for those of its prompt, by the cross-attention of the model that translates.
 
 The layer to read is the one whose two directions agree best, so no labels are needed. It may attend to a word when it
 writes its translation or, one step later, when it reads that (Chen et al. 2020, arXiv 2004.14837).
@@ -48,7 +48,7 @@ class Alignment:
 
     @property
     def agreement(self) -> float:
-        """How many words the two directions agree on. Words that begin alike are taken to belong together."""
+        """The number of words that the two directions agree on. Words that begin alike are taken to belong together."""
         ours = np.array([self.source[a:b].lower()[:4] for a, b in self.source_words])
         theirs = np.array([self.text[a:b].lower()[:4] for a, b in self.text_words])
         alike = theirs[:, None] == ours
@@ -56,7 +56,7 @@ class Alignment:
         return float(self.weights[alike | ~other].sum())
 
     def span(self, mark: Span) -> tuple[Span, bool]:
-        """Where a mark of the source goes in the text, and whether the two directions agree on it.
+        """The place of a mark of the source in the text, and whether the two directions agree on it.
 
         It goes around whole words. An empty mark, such as a note, goes behind the word that it touches, or before the next
         one if it touches only that.
@@ -83,7 +83,7 @@ class Alignment:
         return (place, place), sure and start == end
 
     def _around(self, inside: Sequence[int], mark: Span) -> tuple[Span, bool]:
-        """Where words of the source are, with the punctuation at their sides where the mark has some."""
+        """The place of words of the source, with the punctuation at their sides where the mark has some."""
         marked = self.weights[:, inside]
         share = marked.sum(axis=1) / np.maximum(self.weights.sum(axis=1), _TINY)
         sums = np.concatenate([[0], (share - 0.5).cumsum()])
@@ -103,7 +103,7 @@ class Alignment:
 
 
 def _punctuation(text: str) -> int:
-    """How many marks of punctuation it begins with."""
+    """The number of marks of punctuation that it begins with."""
     return len(text) - len(regex.sub(r"^[^\w\s{}]+", "", text))
 
 
@@ -179,7 +179,7 @@ class Aligner:
 
 
 def _shares(spans: Sequence[Span], words: Sequence[Span]) -> np.ndarray:
-    """How much of each token, at these characters, belongs to each word: [tokens, words]."""
+    """The share of each token, at these characters, that belongs to each word: [tokens, words]."""
     starts, ends = np.array(spans).reshape(-1, 2).T[:, :, None]
     begins, stops = np.array(words).reshape(-1, 2).T
     within = (starts < stops) & (begins < ends)
