@@ -2,7 +2,7 @@
 
 import codecs
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, pairwise
@@ -254,21 +254,13 @@ def spread(text: str, lengths: Sequence[int]) -> list[str]:
     """The text cut between words, each part about as long as its share; the last ones are empty if there are too few
     words. A script without spaces is cut between characters."""
     words = words_and_clusters(text)
-    parts = list[str]()
-    first = 0  # word of the next part
-    size = 0  # characters of the parts so far
-    share = 0.0  # characters that they should have
+    starts = accumulate(map(len, words), initial=0)
+    middles = [start + len(word.rstrip()) / 2 for start, word in zip(starts, words, strict=False)]
     total = sum(lengths)
-    for spans_left, length in zip(reversed(range(len(lengths))), lengths, strict=True):
-        share += len(text) * length / total
-        end = first
-        while end < len(words):
-            leaves_too_few = len(words) - end <= spans_left
-            is_enough = spans_left and size + len(words[end].rstrip()) / 2 > share
-            if end > first and (leaves_too_few or is_enough):
-                break
-            size += len(words[end])
-            end += 1
-        parts.append("".join(words[first:end]).strip())
-        first = end
-    return parts
+    cuts = [0]
+    for number, share in enumerate(accumulate(lengths), 1):
+        cut = bisect_right(middles, len(text) * share / total)
+        max_cut = len(words) - (len(lengths) - number)  # leaves a word for each other part
+        cuts.append(max(cuts[-1] + 1, min(cut, max_cut)))
+    cuts[-1] = len(words)
+    return ["".join(words[first:after]).strip() for first, after in pairwise(cuts)]
