@@ -86,11 +86,8 @@ def _page(
         outlined = set() if inline is None else reader.outlined(inline)
         return reader.paragraphs(reader.named(splits) | outlined)
 
-    return in_markup(data, find, Markup(_written, partial(items, is_xml, _ROLES, ("rt", "rp"))))
-
-
-def _written(_: Paragraph, words: str) -> str:
-    return escape(words, quote=False)
+    parts = partial(items, is_xml, _ROLES, ("rt", "rp"))
+    return in_markup(data, find, Markup(partial(escape, quote=False), parts))
 
 
 def _shown(raw: str) -> str:

@@ -48,7 +48,7 @@ def parse(data: bytes) -> Document:
         for each in _passages(source, parser, names)
         for paragraph in _paragraphs(each, parser, names)
     ]
-    markup = Markup(_written, partial(_items, parser, names), _fit, _escaped)
+    markup = Markup(str, partial(_items, parser, names), _fit, _escaped)
     return in_markup(data, lambda _: paragraphs, markup)
 
 
@@ -207,14 +207,10 @@ def _find(source: str, words: str, start: int, stop: int, parent: str) -> Span |
     return spans[0 if is_cell else -1] if words and spans else None
 
 
-def _written(paragraph: Paragraph, words: str) -> str:
-    if "|" in re.sub(r"\\\|", "", paragraph.text):
-        return words
-    return re.sub(r"(?<!\\)\|", r"\|", words)  # which would end a table's cell
-
-
-def _fit(passage: Passage, text: str) -> list[str]:
+def _fit(passage: Paragraph, text: str) -> list[str]:
     """The text spread over the lines, none of which begins something else, such as a list."""
+    if "|" not in passage.raw.replace(r"\|", ""):
+        text = re.sub(r"(?<!\\)\|", r"\|", text)  # which would end a table's cell
     lines = by_length(passage, text)
     for i, line in enumerate(lines):
         while i and _BLOCK.match(line) and " " in line:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from zipfile import ZipFile
@@ -20,15 +19,15 @@ MAX_UNPACKED = 1 << 29  # bytes of an archive
 class Markup:
     """A format of paragraphs with marks.
 
-    escape: writes a text as markup, for a paragraph
+    escape: writes a text as markup
     items:  of some markup, for the check
     lines:  spreads a paragraph's markup over its lines; None: its spans are no lines
     plain:  writes a text that has no markup, whatever it says; None: the same as `escape`
     """
 
-    escape: Callable[[Paragraph, str], str]
+    escape: Callable[[str], str]
     items: Items
-    lines: Callable[[Passage, str], list[str]] | None = None
+    lines: Callable[[Paragraph, str], list[str]] | None = None
     plain: Callable[[str], str] | None = None
 
 
@@ -53,10 +52,10 @@ def _fitted(
     before = outline_of(with_kept(markup.items, raw, kept))
     targets = targets or targets_of([(paragraph.text, text)], paragraph.formatting, {})
     spans = placed(paragraph, text, targets)
-    lost = lost_marks(paragraph, spans, targets)
+    lost = [*lost_marks(paragraph, spans, targets)]
     words = " ".join(paragraph.without_stand_ins(text, " ").split())
-    escape = partial(markup.escape, paragraph)
-    ways = (text, spans, escape), (words, plain_spans(paragraph, words), markup.plain or escape)
+    plain = plain_spans(paragraph, words)
+    ways = (text, spans, markup.escape), (words, plain, markup.plain or markup.escape)
     problems = list[str]()
     for new, spans, escape in ways:
         writer = Writer(paragraph, new, spans, escape)
@@ -66,10 +65,9 @@ def _fitted(
         fault = fault_of(before, after, shown, writer.own_words())
         if not fault:
             problems += [f"check the {kind} of {of!r}" for kind, of in lost if kind != "look"]
-            plain = [of for kind, of in lost if kind == "look"]
             if markup.lines:
                 parts = markup.lines(paragraph, parts[0])
-            return Fitted(parts, plain, problems)
+            return Fitted(parts, [of for kind, of in lost if kind == "look"], problems)
         problems = [f"its formatting is not kept: {fault}"]
         lost = []
     parts = [source[start:stop] for start, stop in paragraph.spans]

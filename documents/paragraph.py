@@ -202,17 +202,15 @@ def _bare(text: str, begin: int, end: int) -> Span:
 
 def lost_marks(
     paragraph: Paragraph, spans: Sequence[Span], targets: Sequence[Target]
-) -> list[tuple[str, str]]:
+) -> Iterator[tuple[str, str]]:
     """The marks that are not where they should be, with their kinds and words."""
-    lost = list[tuple[str, str]]()
     for mark, (begin, end), (_, is_sure) in zip(paragraph.marks, spans, targets, strict=True):
         words = paragraph.shown(mark)
         is_empty = begin == end and has_words(words)
         if is_empty and mark.may_be_plain:
-            lost.append(("look", words))
+            yield "look", words
         elif (begin == end and mark.own_words) or (mark.kind == "change" and not is_sure):
-            lost.append((mark.kind, words))
-    return lost
+            yield mark.kind, words
 
 
 class _Tag(NamedTuple):

@@ -68,7 +68,7 @@ def _parse(
     shown = [cue for cue in bare if cue.lines]
     passages = _passages(source, shown, 1 if cue_by_cue else _MAX_CUES)
     paragraphs = [each for passage in passages for each in _without_tags(passage, tag)]
-    markup = Markup(lambda _, words: words, partial(_items, tag), partial(_fit, tag))
+    markup = Markup(str, partial(_items, tag), partial(_fit, tag))
     return in_markup(data, lambda _: paragraphs, markup, below=below, notes=notes)
 
 

@@ -61,7 +61,7 @@ def _part(xml: bytes, _: str) -> Document:
     )
 
 
-def _written(prefix: str, _: Paragraph, words: str) -> str:
+def _written(prefix: str, words: str) -> str:
     return f'<{prefix}t xml:space="preserve">{escape(words)}</{prefix}t>'
 
 
