@@ -352,9 +352,9 @@ def test_an_address_that_cannot_be_is_one_line(server, host):
 @pytest.mark.parametrize(
     "arguments, reason",
     [
-        (["--batch-size", "0"], "less than 1"),
-        (["--api-key", ""], "is empty"),
-        (["--host", ""], "is empty"),
+        (["--batch-size", "0"], "--batch-size: invalid positive value: '0'"),
+        (["--api-key", ""], "--api-key: invalid name value"),
+        (["--host", ""], "--host: invalid name value"),
         (["--num-beams", "4"], "--num-beams: the server does not search with beams"),
         (["--length-penalty", "2"], "--length-penalty: the server does not search with beams"),
         (
@@ -377,6 +377,7 @@ def test_what_the_model_cannot_do_is_refused_at_the_start(demo_folders, monkeypa
     defaults = GenerationDefaults(not_done={"num_beams": 4})
     model.text = replace(model.text, defaults=defaults)
     monkeypatch.setattr(models, "load", lambda *_, **__: (model, tokenizer))
+    monkeypatch.setattr(serve.reporter, "note", serve.cli.note)
     args = serve.parse_args(["--model", "target", "--target-lang", "Klingon"])
     with pytest.raises(InputError, match="target_lang: no language 'Klingon'"):
         serve.text_decoder(models.Models.of(args), serve.options_of(args), verbose=False)
