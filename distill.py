@@ -13,6 +13,7 @@ from common import blas  # noqa: F401 (before mlx: see there)
 
 # isort: split
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from checkpoints.folder import converted_path
@@ -88,8 +89,8 @@ def main() -> None:
     folder = args.output or draft_folder(converted)
     if folder.name in ("", ".."):
         folder = folder.resolve()
-    grows = args.prompt_file or args.document
     memory = args.memory or folder.with_name(f"{folder.name}.jsonl")
+    grows = args.prompt_file or args.document
     flags.check_apart(args, [("--output", folder), ("--memory", memory if grows else None)])
     if is_speech(name) != bool(args.audio):
         raise InputError("a speech model learns from sound, others from --memory and the like")
@@ -108,11 +109,7 @@ def main() -> None:
         reporter.note(
             f"only {len(texts)} texts: expect few tokens a call; a thousand or more do far better"
         )
-
-    def keep(evaluation: Evaluation) -> None:
-        dtype = args.dtype or type_of(model)
-        save(draft, model, converted.name, folder, dtype, evaluation.accuracy)
-
+    keep = partial(save, draft, model, converted.name, folder, args.dtype or type_of(model))
     training = Training(model, draft, texts, args.minutes, args.steps, on_best=keep)
     times = call_times(draft, model, texts[0].prompt)
     for evaluation in training:

@@ -207,10 +207,10 @@ class Learner:
         after = Evaluation.of_accuracy(expected).speedup(self._times)
         return seconds * (1 - before / after) > steps * DEEPER * self._step_seconds
 
-    def _take(self, draft: Any, evaluation: Evaluation) -> None:
+    def _take(self, draft: Any, accuracy: float) -> None:
         """Save a better draft model, and decode with it."""
         dtype = distilled.type_of(self._target)
-        distilled.save(draft, self._target, self._name, self._folder, dtype, evaluation.accuracy)
+        distilled.save(draft, self._target, self._name, self._folder, dtype, accuracy)
         saved, _ = load(self._folder)
         distilled.set_weights(self.draft, saved.weights)
         self.version += 1

@@ -103,7 +103,7 @@ class Training:
     minutes: at most; it ends earlier if it gains nothing
     steps: so many instead of the minutes
     batch: texts of a step
-    on_best: takes each evaluation that is better than all before, with these weights in `draft`
+    on_best: takes the accuracy whenever the weights in `draft` are better than all before
     InputError for fewer than two texts.
     """
 
@@ -113,7 +113,7 @@ class Training:
     minutes: float = 30
     steps: int | None = None
     batch: int = BATCH
-    on_best: Callable[[Evaluation], None] = lambda evaluation: None
+    on_best: Callable[[float], None] = lambda accuracy: None
     steps_done: int = field(default=0, init=False)
     best: Evaluation | None = field(default=None, init=False)
 
@@ -199,7 +199,7 @@ class Training:
         if not best or evaluation.per_call[longest] > best.per_call[longest]:
             self.best = evaluation
             self._best_weights = self._weights
-            self.on_best(evaluation)
+            self.on_best(evaluation.accuracy)
         return evaluation
 
     def _loss(self, weights: distilled.Weights, batch: TrainingBatch, depth: int) -> mx.array:

@@ -296,7 +296,10 @@ def test_what_cannot_be_learned_from_is_passed_over(work):
 @pytest.mark.parametrize(
     ("flag", "value", "problem"),
     [
-        *(("--minutes", value, "a number of 0 or more") for value in ("nan", "inf", "-1", "x")),
+        *(
+            ("--minutes", value, "argument --minutes: invalid number value")
+            for value in ("nan", "inf", "-1", "x")
+        ),
         ("--minutes", "0", "--minutes is 0"),
         ("--layers", "5", "the model has 3 decoder layers, not 5"),
         ("--output", "mlx_models", "mlx_models is something else"),
