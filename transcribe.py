@@ -75,9 +75,7 @@ def parse_args(argv: list[str] | None = None):
     if args.live:
         args.audio = args.audio or [MICROPHONE]
         if args.audio not in ([MICROPHONE], [STDIN]):
-            parser.error(
-                "--live takes no file: it listens to the microphone, or with - to standard input"
-            )
+            parser.error("--live takes no file: it hears the microphone, or with - standard input")
     elif not args.audio:
         parser.error("the following arguments are required: FILE")
     if args.reference and len(args.audio) > 1:

@@ -296,8 +296,8 @@ class _Client:
         delta = item.text[item.sent :]
         item.sent = len(item.text)
         if delta:
-            about = {"item_id": item.id, "content_index": 0}
-            await self._send(f"{_TRANSCRIPTION}.delta", **about, delta=delta)
+            kind = f"{_TRANSCRIPTION}.delta"
+            await self._send(kind, item_id=item.id, content_index=0, delta=delta)
 
     async def _end_item(self, end: float) -> None:
         """Tell the client that an item is complete. end: its end in seconds"""

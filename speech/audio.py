@@ -246,12 +246,9 @@ def _readable(packets: Iterator[Any], report: Report) -> Iterator[Any]:
 
 def _frames(packets: Iterator[Any], report: Report) -> Iterator[tuple[float, Any]]:
     """The frames of the packets that can be decoded, each with the seconds of damaged ones before it."""
-    count = 0
     lost = 0.0
     damaged = 0
-    decoded = 0
     for packet in _readable(packets, report):
-        count += 1
         try:
             frames = packet.decode()
         except av.error.FFmpegError:
@@ -261,11 +258,10 @@ def _frames(packets: Iterator[Any], report: Report) -> Iterator[tuple[float, Any
         for frame in frames:
             if not 1000 <= frame.sample_rate <= 1_000_000:
                 raise InputError(f"damaged: {frame.sample_rate} samples a second")
-            decoded += 1
             yield lost, frame
             lost = 0.0
-    if damaged and decoded:
-        report(f"{damaged} of {count} packets are damaged; silence stands in for them")
+    if damaged:
+        report(f"damaged packets: {damaged}; silence stands in for them")
 
 
 def _resampled(frames: Iterator[tuple[float, Any]], mono: bool) -> Iterator[bytes]:

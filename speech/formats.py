@@ -1,5 +1,4 @@
-"""Transcripts' file formats, which are OpenAI whisper's, and where they go: to stdout, or to files, which replace none unless the
-user says so."""
+"""Transcripts' formats, which are OpenAI whisper's, and where they go: to stdout, or to files."""
 
 import json
 import math

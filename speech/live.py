@@ -1,6 +1,5 @@
-"""Transcribes sound while it arrives. The window from the last pause to now is decoded anew every second, drafted by its
-last text. Words that two texts in a row agree on are final (LocalAgreement-2, Macháček et al. 2023, arXiv 2307.14743); at
-a pause all are, and the next window begins."""
+"""Transcribes sound while it arrives. The window since the last pause is decoded anew every second, drafted by its last
+text. Words on which two texts in a row agree are final (Macháček et al. 2023, arXiv 2307.14743); at a pause all are."""
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace

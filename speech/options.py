@@ -67,8 +67,7 @@ _size = partial(option, None, SIZE)
 
 @dataclass(frozen=True)
 class TranscribeOptions:
-    """The options of a transcript, with the names and defaults of OpenAI's `transcribe`. A threshold of None is off.
-    Raises InputError for values out of range."""
+    """The options of a transcript, with the names and defaults of OpenAI's `transcribe`. A threshold of None is off."""
 
     language: str | None = option(
         None, CODE, "a code or a name in any language; auto: detected", "the checkpoint's, or auto"

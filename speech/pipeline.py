@@ -84,8 +84,8 @@ class Pipeline:
     def transcript(self, duration: float) -> Transcript:
         """The transcript so far, of so many seconds."""
         text = "".join(segment.text for segment in self._segments)
-        segments = tuple(self._segments)
-        return Transcript(text, segments, self.language or "en", duration, self.stats)
+        language = self.language or "en"
+        return Transcript(text, tuple(self._segments), language, duration, self.stats)
 
     def window(self, features: np.ndarray, seek: int = 0, draft: Sequence[int] = ()) -> Window:
         """A window of features [frames, bins], padded; seek: the first frame; draft: a text that drafts its own"""
@@ -192,9 +192,8 @@ class Pipeline:
                 given[i] = window
         if given:
             steering = self.special.prefix(self.language or "en", self.options.task)
-            attention = yield partial(
-                attended, self._model, self.special, steering, [*given.values()]
-            )
+            windows = [*given.values()]
+            attention = yield partial(attended, self._model, self.special, steering, windows)
             for (i, window), weights in zip(given.items(), attention, strict=True):
                 cut[i] = self._timed(window, weights, timeline)
         return cut
@@ -229,10 +228,8 @@ class Pipeline:
     def _segment(self, window: Window, begin: int, end: int, first: int, last: int) -> Segment:
         """A segment of tokens begin to end, from one frame of the window to another."""
         tokens = window.attempt.tokens[begin:end]
-        fields = vars(window.attempt) | {
-            "tokens": tokens,
-            "origins": tuple(window.attempt.origins[begin:end]),
-        }
+        origins = tuple(window.attempt.origins[begin:end])
+        fields = vars(window.attempt) | {"tokens": tokens, "origins": origins}
         return Segment(
             id=0,
             seek=window.seek,
@@ -248,7 +245,7 @@ class Pipeline:
         """The window with its words. weights: see `attended`"""
         spaces = has_spaces(self.language or "en", self.options.task)
         words = timed_words(split(window.text(self.special), self.text, spaces), *weights)
-        before = self._spoken if self._leaves_rest else window.start
+        before = self._spoken if self._leaves_rest else window.seek / FRAMES
         placed = place_words(window.segments, words, self.special.is_text, before)
         pairs = list(zip(window.segments, placed, strict=True))
         if not self.options.word_timestamps:
@@ -264,7 +261,8 @@ class Pipeline:
         spoken = [s for s in window.segments if s.text.strip() and s.end > s.start]
         seek = round(timeline.seconds(window.seek) * FRAMES)
         cut = partial(cut_segment, is_text=self.special.is_text, decode=self.text)
-        placed = timeline.place(spoken, window.start, window.sound_end, cut)
+        end = (window.seek + window.size) / FRAMES
+        placed = timeline.place(spoken, window.seek / FRAMES, end, cut)
         added = [replace(s, id=len(self._segments) + i, seek=seek) for i, s in enumerate(placed)]
         if not self.options.word_timestamps:
             added = [replace(segment, words=None) for segment in added]

@@ -1,5 +1,4 @@
-"""Whisper's special tokens, and its rules as logits processors (Radford et al. 2022, arXiv 2212.04356), which target
-and draft model apply to all positions of a step at once."""
+"""Whisper's special tokens, and its rules as logits processors (Radford et al. 2022, arXiv 2212.04356)."""
 
 import re
 from collections.abc import Mapping, Sequence

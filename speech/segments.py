@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, field
 
 from families.whisper import SoundPrompt
 from speculative.row import Stats
-from speech.features import FRAMES
 from speech.options import TranscribeOptions
 from speech.rules import Special
 
@@ -95,19 +94,6 @@ class Window:
     segments: tuple[Segment, ...] = ()  # of its text
     advance: int = 0  # frames that they cover
     rest: list[int] = field(default_factory=list)  # tokens after the last segment
-
-    @property
-    def start(self) -> float:
-        return self.seek / FRAMES
-
-    @property
-    def sound_end(self) -> float:
-        return (self.seek + self.size) / FRAMES
-
-    @property
-    def positions(self) -> int:
-        """Encoder positions with the sound of its segments."""
-        return max(1, min(self.advance, self.size) // 2)
 
     def text(self, special: Special) -> list[int]:
         """The tokens of its segments, without timestamps."""

@@ -1,5 +1,4 @@
-"""Where transcribed frames lie in the sound, and times that are true: in order, within the sound, where something is
-heard, and none across silence that was left out."""
+"""Where transcribed frames lie in a sound, and times that are true: in order, and none across silence that was left out."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

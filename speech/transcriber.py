@@ -111,8 +111,7 @@ class Transcriber:
         draft = None if draft_model is None else _load(draft_model, drafts=True)[0]
         self.decoder = SpeculativeDecoder(self.model, self.tokenizer, draft)
         if not self.special.has_timestamps:
-            why = f"{model}: no timestamps in its vocabulary: segments are whole windows"
-            reporter.note(f"{why}; --word-timestamps times the words")
+            reporter.note(f"{model}: no timestamps in its vocabulary: segments are whole windows")
 
     def resolve(self, options: TranscribeOptions) -> TranscribeOptions:
         """The options with the language's code, by default the checkpoint's own; None: to be detected. Raises InputError if the

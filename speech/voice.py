@@ -88,8 +88,8 @@ def _blocks(samples: np.ndarray) -> Iterator[np.ndarray]:
     """How probable speech is in the frames of a whole sound, block by block."""
     detector = Detector()
     for start in range(0, len(samples), _BLOCK):
-        is_last = start + _BLOCK >= len(samples)
-        yield detector.hear(samples[start : start + _BLOCK], is_last)
+        end = start + _BLOCK
+        yield detector.hear(samples[start:end], is_end=end >= len(samples))
 
 
 def probabilities(samples: np.ndarray) -> np.ndarray:
@@ -105,13 +105,8 @@ def speaking(chances: np.ndarray) -> np.ndarray:
 
 def first_speech(samples: np.ndarray) -> int:
     """The first frame in which somebody speaks; 0 if nobody does."""
-    first = 0  # frame of the block
-    for chances in _blocks(samples):
-        speech = np.flatnonzero(chances >= _SPEECH)
-        if speech.size:
-            return first + int(speech[0])
-        first += len(chances)
-    return 0
+    frames = enumerate(chance for chances in _blocks(samples) for chance in chances)
+    return next((frame for frame, chance in frames if chance >= _SPEECH), 0)
 
 
 def with_speech(chances: np.ndarray) -> np.ndarray:

@@ -46,7 +46,8 @@ def attended(
         scores = mx.concatenate(list(by_layer.values()), axis=1)  # [B, H, N, S]
         for b, (window, text) in enumerate(zip(batch, texts, strict=True)):
             span = slice(len(prefix) - 1, len(prefix) + len(text))  # of the text and the end
-            weights = mx.softmax(scores[b, :, : span.stop + 1, : window.positions], axis=-1)
+            heard = max(1, min(window.advance, window.size) // 2)  # positions with its sound
+            weights = mx.softmax(scores[b, :, : span.stop + 1, :heard], axis=-1)
             mean = weights.mean(-2, keepdims=True)
             weights = (weights - mean) / mx.std(weights, -2, keepdims=True)
             matrix = _median_filtered(weights[:, span]).mean(0)

@@ -18,7 +18,7 @@ from common.errors import InputError
 from common.files import Journal, stamp
 from common.reporting import reporter
 from families.loading import find
-from speculative.row import Row, Stats
+from speculative.row import Stats
 from speculative.tasks import Ended, Task, result_of, resume
 from speech import audio
 from speech.features import RATE
@@ -144,18 +144,13 @@ def resumed(task: Task, output: Path, key: str, force: bool = False) -> Task:
                     except OSError:  # what has no entry is decoded again
                         return (yield from task)
                 else:
-                    _fill(rows, entry)
+                    for row, (tokens, origins, logprobs) in zip(rows, entry, strict=True):
+                        row.tokens += tokens
+                        row.origins += origins
+                        row.logprobs += logprobs
+                        row.finish_reason = "stop"
             work = resume(task, result)
         return work.result
-
-
-def _fill(rows: list[Row], values: list) -> None:
-    """Finish rows with what was decoded of them before."""
-    for row, (tokens, origins, logprobs) in zip(rows, values, strict=True):
-        row.tokens += tokens
-        row.origins += origins
-        row.logprobs += logprobs
-        row.finish_reason = "stop"
 
 
 def write_files(output: Output, transcript: Transcript, name: str) -> bool:
