@@ -14,9 +14,8 @@ NEWLINE = re.compile(r"\r{0,9}\n|\r")  # CR CR LF comes from writing CR LF in te
 _TAG = r"<(?P<close>/?)(?P<name>[A-Za-z]*)[^<>]*>|\{\\(?P<style>[bisu])(?P<on>[01])\}"
 TAG = re.compile(rf"{_TAG}|\{{\\[^{{}}]*\}}")
 ASS_TAG = re.compile(rf"{_TAG}|\{{[^{{}}]*\}}")  # and comments
-_TIME = r"(?:(\d{1,6}):)?(\d\d?):(\d\d)[.,](\d{1,3})"  # a fraction such as .25 is a quarter
-_ONE_TIME = re.compile(rf"\s*{_TIME}\s*")
-_TIMES = re.compile(rf"[ \t\ufeff]*{_TIME}[ \t]*-->[ \t]*{_TIME}(?!\S)")
+# A fraction such as .25 is a quarter
+_TIME = re.compile(r"(?:(\d{1,6}):)?(\d\d?):(\d\d[.,]\d{1,3})")
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,9 @@ def cues(source: str, report: Report = lambda line, reason: None) -> Iterator[Cu
     lines = [source[start:stop].strip("\ufeff \t") for start, stop in spans]
     is_vtt = lines[0].startswith("WEBVTT")
     for head, following in pairwise([*_heads(lines, is_vtt), len(lines)]):
-        times = _TIMES.match(source, *spans[head])
-        if not times:
+        before, _, behind = lines[head].partition("-->")
+        start, end = seconds(before), seconds("".join(behind.split()[:1]))
+        if start is None or end is None:
             report(head + 1, UNREADABLE)
             continue
         if is_vtt:
@@ -51,7 +51,7 @@ def cues(source: str, report: Report = lambda line, reason: None) -> Iterator[Cu
         else:  # an empty line may be within the cue
             is_numbered = following < len(lines) and lines[following - 1].isdecimal()
             text = spans[head + 1 : following - is_numbered]
-        yield Cue(_seconds(*times.groups()[:4]), _seconds(*times.groups()[4:]), text)
+        yield Cue(start, end, text)
 
 
 def _heads(lines: Sequence[str], is_vtt: bool) -> Iterator[int]:
@@ -64,12 +64,11 @@ def _heads(lines: Sequence[str], is_vtt: bool) -> Iterator[int]:
 
 def seconds(time: str) -> float | None:
     """The seconds of a time such as 1:02:03.45; None if it is none."""
-    match = _ONE_TIME.fullmatch(time)
-    return _seconds(*match.groups()) if match else None
-
-
-def _seconds(hours: str | None, minutes: str, whole: str, fraction: str) -> float:
-    return 3600 * int(hours or 0) + 60 * int(minutes) + float(f"{whole}.{fraction}")
+    match = _TIME.fullmatch(time.strip())
+    if not match:
+        return None
+    hours, minutes, rest = match.groups()
+    return 3600 * int(hours or 0) + 60 * int(minutes) + float(rest.replace(",", "."))
 
 
 def stamp(seconds: float, hours: bool, point: str) -> str:
