@@ -195,7 +195,7 @@ def compare(
     ways |= {name: of_texts(way) for name, way in theirs.items()}
     # Theirs in whole blocks with pauses, so that no program's threads spin while another's work.
     per_turn = args.per_turn or (len(prompts) if theirs else max(args.batch_size))
-    settings = dict(rounds=2, pause=1.0) if theirs else {}
+    settings: dict[str, Any] = dict(rounds=2, pause=1.0) if theirs else {}
     runs = take_turns(ways, prompts, per_turn, times.measure, **settings)
     costs = report.costs(times)
     if draft and args.batch_size[0] == 1:
