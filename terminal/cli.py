@@ -6,7 +6,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
@@ -127,11 +127,10 @@ def bar(title: str, total: int, unit: str, delay: float) -> Iterator[Advance]:
 
 def confirm(question: str) -> bool:
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    try:
+    with suppress(EOFError):  # Ctrl-D
         return input().strip().lower() in ("y", "yes")
-    except EOFError:  # Ctrl-D
-        print(file=sys.stderr)
-        return False
+    print(file=sys.stderr)
+    return False
 
 
 def report_on_stderr() -> None:

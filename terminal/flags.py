@@ -227,5 +227,6 @@ def json_value(kind: Any, text: str, key: Callable = int) -> Any:
             raise ValueError
         return {key(k): v for k, v in value.items()} if kind is dict else value
     except (ValueError, RecursionError):
-        expected = "an object" if kind is dict else "a list"
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {expected} in JSON") from None
+        ids = " with token ids as keys" if key is int else ""
+        expected = f"an object in JSON{ids}" if kind is dict else "a list in JSON"
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not {expected}") from None

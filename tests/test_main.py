@@ -149,7 +149,7 @@ def test_verbose_ends_with_a_summary(folder):
         (
             ["-p", "x", "--logit-bias", '{"5":' * 3000],
             2,
-            "is not an object in JSON (",
+            "is not an object in JSON with token ids as keys (",
         ),
         (["-p", "x", "--extra-eos-token", "a b"], 1, "'a b' is not a token of this model"),
         (["-p", "x", "--chat-template-config", "[1]"], 2, "'[1]' is not an object in JSON ("),
