@@ -32,10 +32,12 @@ from speculative.model import padded
 _SILENT = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 
-def in_transformers(model: T5) -> T5ForConditionalGeneration:
-    """The same model in transformers, in float32."""
+def in_transformers(model: T5, vocab_size: int | None = None) -> T5ForConditionalGeneration:
+    """The same model in transformers, in float32; only the first `vocab_size` rows of its vocabulary."""
     c = model.config
+    rows = vocab_size or c.vocab_size
     different = dict(
+        vocab_size=rows,
         feed_forward_proj=f"gated-{c.activation}" if c.gated else c.activation,
         tie_word_embeddings=c.scale_decoder_outputs,  # what the flag means in transformers
         eos_token_id=list(c.eos_token_ids),
@@ -49,7 +51,9 @@ def in_transformers(model: T5) -> T5ForConditionalGeneration:
         tied = "embed_tokens" in name or (name == "lm_head.weight" and c.tied_head)
         ours = "embedding.weight" if tied else NAMES.ours(name)
         # A view of our memory: no second copy of the weights.
-        state[name] = torch.from_numpy(np.asarray(weights[ours].astype(mx.float32)))
+        weight = np.asarray(weights[ours].astype(mx.float32))
+        vocabulary = ours in ("embedding.weight", "head.weight")
+        state[name] = torch.from_numpy(weight[:rows] if vocabulary else weight)
     theirs.load_state_dict(state, assign=True)
     return theirs.eval()
 
@@ -58,7 +62,9 @@ def in_transformers(model: T5) -> T5ForConditionalGeneration:
 def with_transformers(sizes: Sequence[str], max_tokens: int) -> Callable[..., list[list[int]]]:
     """A function that decodes a batch of prompts greedily: plainly, `assisted` by the draft model, or with
     prompt lookup of `lookup` tokens."""
-    target, draft = map(in_transformers, widened_pair(sizes))
+    pair = widened_pair(sizes)
+    rows = min(model.config.vocab_size for model in pair)  # it requires equal vocabularies
+    target, draft = (in_transformers(model, rows) for model in pair)
     ends = target.config.eos_token_id
 
     def generate(prompts: TokenPrompts, assisted: bool = False, lookup: int | None = None):
