@@ -53,7 +53,7 @@ def _fitted(
     targets = targets or targets_of([(paragraph.text, text)], paragraph.formatting, {})
     spans = placed(paragraph, text, targets)
     lost = [*lost_marks(paragraph, spans, targets)]
-    words = " ".join(paragraph.without_stand_ins(text, " ").split())
+    words = " ".join([*paragraph.without_stand_ins(text, " ").split(), ""])
     plain = plain_spans(paragraph, words)
     ways = (text, spans, markup.escape), (words, plain, markup.plain or markup.escape)
     problems = list[str]()
@@ -66,7 +66,7 @@ def _fitted(
         if not fault:
             problems += [f"check the {kind} of {of!r}" for kind, of in lost if kind != "look"]
             if markup.lines:
-                parts = markup.lines(paragraph, parts[0])
+                parts = markup.lines(paragraph, parts[0].strip())
             return Fitted(parts, [of for kind, of in lost if kind == "look"], problems)
         problems = [f"its formatting is not kept: {fault}"]
         lost = []
