@@ -352,7 +352,7 @@ def test_formats_of_other_projects_are_named(tmp_path, file, message):
         (lambda f: (f / "spiece.model").unlink(), "it has no tokenizer.json and no spiece.model"),
         (
             lambda f: (f / "spiece.model").write_bytes(b"x"),
-            "spiece.model: not a tokenizer: RuntimeError: INTERNAL: could not parse ModelProto",
+            "spiece.model: not a tokenizer: ",
         ),
     ],
 )
