@@ -203,38 +203,43 @@ class NarrowedEmbedding(nn.Module):
         return self.rows.as_linear(x)
 
 
-def narrowed(model: nn.Module, vocab_size: int, ids: mx.array) -> nn.Module:
-    """The same model with logits for `ids` [n] only; nothing but the head is copied. The head is the linear layer
-    with `vocab_size` rows or, if there is none, the embedding."""
+class LanguageModel(Model, nn.Module):
+    """A model with an `embedding` and, unless that is the head as well, a `head`."""
 
-    def replaced(module: nn.Module, kinds: tuple[type, ...]) -> nn.Module:
-        """The module with its tables of these kinds narrowed; itself if it has none."""
-        if isinstance(module, kinds) and len(module.weight) == vocab_size:
-            rows = copy(module)
-            for name in ("weight", "scales", "biases", "bias"):  # quantized in groups within a row
-                if name in rows:
-                    rows[name] = rows[name][ids]
-            # What is lazy can only be computed by the thread that made it.
-            mx.eval(rows.parameters())
-            return NarrowedEmbedding(module, rows) if hasattr(module, "as_linear") else rows
-        parts = {name: part for name, part in module.items() if isinstance(part, nn.Module)}
-        new = {name: replaced(part, kinds) for name, part in parts.items()}
-        if all(new[name] is part for name, part in parts.items()):
+    def logits(self, states: mx.array) -> mx.array:
+        return self.head(states) if "head" in self else self.embedding.as_linear(states)
+
+    def narrowed(self, ids: mx.array) -> Any:
+        """As the contract says; nothing but the head is copied. It is the linear layer with as many rows as the vocabulary
+        or, if there is none, the embedding."""
+
+        def replaced(module: nn.Module, kinds: tuple[type, ...]) -> nn.Module:
+            """The module with its tables of these kinds narrowed; itself if it has none."""
+            if isinstance(module, kinds) and len(module.weight) == self.config.vocab_size:
+                rows = copy(module)
+                for name in ("weight", "scales", "biases", "bias"):  # quantized within a row
+                    if name in rows:
+                        rows[name] = rows[name][ids]
+                # What is lazy can only be computed by the thread that made it.
+                mx.eval(rows.parameters())
+                return NarrowedEmbedding(module, rows) if hasattr(module, "as_linear") else rows
+            parts = {name: part for name, part in module.items() if isinstance(part, nn.Module)}
+            new = {name: replaced(part, kinds) for name, part in parts.items()}
+            if all(new[name] is part for name, part in parts.items()):
+                return module
+            module = copy(module)
+            module.update_modules(new)
             return module
-        module = copy(module)
-        for name, part in new.items():
-            module[name] = part
-        return module
 
-    draft = replaced(model, _TABLES[:2])
-    return draft if draft is not model else replaced(model, _TABLES[2:])
+        draft = replaced(self, _TABLES[:2])
+        return draft if draft is not self else replaced(self, _TABLES[2:])
 
 
-class EncoderDecoder(Model, nn.Module):
+class EncoderDecoder(LanguageModel):
     """The part of the contract (speculative/model.py) that these models share.
 
-    A family adds `states` and `encode`, from tokens [B, S] with mask [B, S] to [B, S, d_model], finite on padding
-    too. It has `encoder`, `decoder`, `embedding` and, unless the embedding is the head as well, `head`.
+    A family has `encoder` and `decoder`, and adds `states` and `encode`, from tokens [B, S] with mask [B, S] to
+    [B, S, d_model], finite on padding too.
     """
 
     @property
@@ -269,18 +274,12 @@ class EncoderDecoder(Model, nn.Module):
         """A prompt of so many tokens, or of as many as the model reads."""
         return [self.config.pad_token_id] * min(size, self.config.max_prompt_tokens or size)
 
-    def narrowed(self, ids: mx.array) -> Any:
-        """The same model with logits for `ids` [n] only."""
-        return narrowed(self, self.config.vocab_size, ids)
-
     def attention(
         self, prompts: TokenLists, tokens: mx.array, heads: Mapping[int, Sequence[int] | None]
     ) -> tuple[mx.array, dict[int, mx.array]]:
         """The logits [B, T, V] of tokens [B, T], a row's prefix and text, in one call with a cache of its own; and for each
-        decoder layer in `heads` how these heads of its attention (None: all) see the source: float32 scores
-        [B, H, T, S] before softmax, -inf on padding.
-
-        T5Gemma 2 has one softmax over text and source; here it is over the source alone."""
+        decoder layer in `heads` the float32 scores [B, H, T, S] of these heads (None: all) for the source alone, before
+        softmax, -inf on padding."""
         cache = self.start(prompts)
         S = cache.mask.shape[1]
         scores = dict[int, mx.array]()
@@ -316,10 +315,3 @@ class EncoderDecoder(Model, nn.Module):
         if limit and known.max() >= limit:
             raise InputError(f"the text is longer than the {limit} positions that the model knows")
         return known
-
-    def decode(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
-        return self.logits(self.states(tokens, positions, cache))
-
-    def logits(self, states: mx.array) -> mx.array:
-        """[B, T, V] from the decoder's output [B, T, d_model]."""
-        return self.head(states) if "head" in self else self.embedding.as_linear(states)

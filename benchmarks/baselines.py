@@ -42,7 +42,7 @@ def in_transformers(model: T5, vocab_size: int | None = None) -> T5ForConditiona
         tie_word_embeddings=c.scale_decoder_outputs,  # what the flag means in transformers
         eos_token_id=list(c.eos_token_ids),
     )
-    config = T5Config(**c.to_dict() | different)  # most names are the same; it ignores others
+    config = T5Config(**vars(c) | different)  # most names are the same; it ignores others
     with torch.device("meta"):
         theirs = T5ForConditionalGeneration(config)
     weights = dict(tree_flatten(model.parameters()))

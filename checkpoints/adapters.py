@@ -57,7 +57,7 @@ def base_of(adapter: Path) -> tuple[str, str | None]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Changed(Tensor):
-    """A base's tensor, with a change of its blocks in float32, of which it gets the first row's number too."""
+    """A base's tensor, with a change(number of the first row, block) of its blocks in float32."""
 
     base: Tensor
     change: Callable[[int, np.ndarray], np.ndarray]
@@ -72,10 +72,6 @@ class _Changed(Tensor):
 def _changed(base: Tensor, change: Callable[[int, np.ndarray], np.ndarray]) -> Tensor:
     place = base.path, base.offset, base.dtype, base.shape, base.strides
     return _Changed(*place, base=base, change=change)
-
-
-def _instead(new: Tensor, base: Tensor) -> Tensor:
-    return new
 
 
 def _plus_product(up: Tensor, down: Tensor, scale: float, base: Tensor) -> Tensor:
@@ -118,8 +114,7 @@ def _float32(tensor: Tensor) -> np.ndarray:
 def merge(
     adapter: Path, base: Mapping[str, Tensor], config: Mapping
 ) -> tuple[dict[str, Tensor], dict]:
-    """The base's tensors, changed by the adapter in a folder, and its config.json with the size of a vocabulary that has
-    grown. Changed tensors are float32. InputError for what does not fit."""
+    """The base's tensors, the changed ones in float32, and its config.json with the size of a vocabulary that has grown."""
     raw = read_json(adapter / ADAPTER)
     modules: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in open_checkpoint(adapter).items():
@@ -182,11 +177,10 @@ def _untied(base: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
 def _changes(
     module: str, parts: Mapping[str, Tensor], raw: Mapping, config: Mapping
 ) -> Iterator[tuple[str, bool, Callable[[Tensor], Tensor]]]:
-    """The tensors of a module that change, whether embeddings tied to it do as well, and the change. Tokens change wherever
-    the embedding is, and so does an embedding that is saved only because it has grown."""
+    """The tensors of a module that change, whether embeddings tied to it do as well, and the change."""
     is_copy = any(f".{saved}." in f".{module}." for saved in raw.get("modules_to_save") or [])
     for kind in parts.keys() & {"weight", "bias"}:
-        yield kind, not is_copy, partial(_instead, parts[kind])
+        yield kind, not is_copy, partial(lambda new, base: new, parts[kind])
     if _TOKENS in parts:
         tokens = raw["trainable_token_indices"]
         is_tied = config.get("tie_word_embeddings") is not False
@@ -220,7 +214,7 @@ def _scale(module: str, rank: int, raw: Mapping) -> float:
 
 @contextmanager
 def with_tokenizer_of(adapter: Path | None, base: Path) -> Iterator[Path]:
-    """A folder with a base's files and, if the adapter has a tokenizer, those of that instead; without an adapter, `base`."""
+    """A folder with a base's files and, if there is an adapter with a tokenizer, those of that instead."""
     if adapter is None or not (adapter / "tokenizer_config.json").exists():
         yield base
         return

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 from common.errors import InputError
@@ -39,13 +39,12 @@ class BaseConfig:
 
     @classmethod
     def from_hub(cls: type[_Self], raw: Mapping, weights: Collection[str] | None) -> _Self:
-        """From Hugging Face's config.json with the token ids of its generation_config.json, and our names of the
-        checkpoint's weights (None: not downloaded yet)."""
+        """From `read_config`'s values and our names of the checkpoint's weights (None: not downloaded yet)."""
         raise NotImplementedError
 
     @classmethod
     def read(cls: type[_Self], raw: Mapping, family: str, **others: Any) -> _Self:
-        """From the fields that Hugging Face's config.json has under the same names, and `others`. InputError for one without a default."""
+        """From the fields that Hugging Face's config.json has under the same names, and `others`."""
         values = {f.name: raw[f.name] for f in fields(cls) if f.name in raw} | others
         for field in fields(cls):
             if field.name not in values and field.default is MISSING:
@@ -59,13 +58,8 @@ class BaseConfig:
         if missing:
             raise InputError(f"config.json has no {', '.join(missing)}: convert the model again")
         known = {f.name: values[f.name] for f in fields(cls)}
-        tuples = {
-            k: tuple(v) for k, v in known.items() if isinstance(v, list)
-        }  # JSON has no others
+        tuples = {name: tuple(x) for name, x in known.items() if isinstance(x, list)}
         return cls(**known | tuples)
-
-    def to_dict(self) -> dict:
-        return asdict(self)
 
 
 def _check(name: str, kind: Any, value: Any) -> None:
@@ -106,11 +100,9 @@ def token_id(raw: Mapping, key: str, default: Any) -> Any:
 
 def is_tied(raw: Mapping, weights: Collection[str] | None) -> bool:
     """Whether the output projection is the embedding, by our names of the weights or else by config.json."""
-    return (
-        raw.get("tie_word_embeddings") is not False
-        if weights is None
-        else "head.weight" not in weights
-    )
+    if weights is None:
+        return raw.get("tie_word_embeddings") is not False
+    return "head.weight" not in weights
 
 
 def checked(raw: Mapping, name: str, default: Any, kind: Any = int) -> Any:

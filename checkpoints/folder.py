@@ -62,8 +62,8 @@ def check_kind(model: object, names: Collection[str]) -> None:
 
 
 def weight_files(names: Collection[str], get: Callable[[str], Path]) -> list[str]:
-    """The files of one complete copy of the weights, in the best format: a single file, or an index and its shards; [] if there is
-    none. get: returns the path of an index that has to be read; InputError if it is not valid."""
+    """The files of one complete copy of the weights, in the best format: a single file, or an index and its shards. get: returns
+    the path of an index that has to be read"""
     for single in (*_MODEL_FILES, *_ADAPTER_FILES):
         index = f"{single}.index.json"
         if single in names:
@@ -73,8 +73,9 @@ def weight_files(names: Collection[str], get: Callable[[str], Path]) -> list[str
             weight_map = read_json(path).get("weight_map")
             if not isinstance(weight_map, dict):
                 raise InputError(f"{path}: no weight_map")
-            if {*weight_map.values()} <= {*names}:
-                return [index, *sorted({*weight_map.values()})]
+            shards = {*weight_map.values()}
+            if shards <= {*names}:
+                return [index, *sorted(shards)]
     return []
 
 
@@ -122,8 +123,8 @@ def is_on_hub(name: str) -> bool:
 
 
 def converted(name: str, base: str | None = None) -> Path | None:
-    """The converted folder that a user means: a path, or a name under mlx_models/. owner/name and a checkpoint's folder
-    mean only what was converted from that. base: as for `converted_path`"""
+    """The converted folder of a path, or of a name under mlx_models/. owner/name and a checkpoint's folder mean only what was
+    converted from that. base: as for `converted_path`"""
     if base is None and (Path(name) / WEIGHTS).exists():
         return Path(name)
     path = converted_path(name, base)

@@ -22,8 +22,7 @@ CONFIG = "config.json"
 SMALL = {".json", ".jinja", ".model", ".spm", ".txt", ".tiktoken"}
 
 
-# Called before weights are downloaded, with a folder that holds the config.json and the bytes that are missing. It returns
-# the bytes that the converted model will take, or None not to download it; InputError for an unusable model.
+# start(folder with the config.json, bytes to download) -> bytes of the converted model; None: do not download it
 Start = Callable[[Path, int], int | None]
 
 
@@ -33,8 +32,7 @@ def fetch(
     output: Path = Path(),
     start: Start = lambda folder, size: 0,
 ) -> Path:
-    """The folder of a local checkpoint or adapter, or of a hub repository's files, downloaded if needed, to be converted to
-    the folder `output`."""
+    """The folder of a local checkpoint or adapter, or of a repository's files, downloaded to be converted to `output`."""
     if Path(model).is_dir():
         if revision:
             raise InputError(f"{model} is a local folder; --revision is for models on the hub")
@@ -53,7 +51,8 @@ def fetch(
             info = HfApi().model_info(model, revision=revision, timeout=limit, files_metadata=True)
         except (errors.HTTPError, errors.OfflineModeIsEnabled) as error:
             answered = isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500
-            if answered or (folder := _cached(model, revision)) is None:
+            folder = None if answered else _cached(model, revision)
+            if folder is None:
                 raise
             return folder
         return _download(model, revision, info, output, start)

@@ -47,8 +47,7 @@ class Names:
         return {new: tensors[name] for name, new in ours.items() if new}
 
     def bare(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors without the family's prefix and, with a warning, that of a class that the model was saved in, which
-        the embedding has too. InputError for an adapter that is not merged."""
+        """The tensors without the family's prefix and, with a warning, that of a class that the model was saved in."""
         for name in filter(_ADAPTER.match, tensors):
             raise InputError(f"{name} is PEFT's: merge_and_unload() the model before you save it")
         bare = {name.replace(_COMPILED, ""): tensor for name, tensor in tensors.items()}
@@ -72,8 +71,9 @@ class Names:
         for name in copies[1:]:
             if not equal(embedding, tensors[name]):
                 if name != head:
-                    message = f"{name} is not {copies[0]}: a {self.family} has one embedding"
-                    raise InputError(message)
+                    raise InputError(
+                        f"{name} and {copies[0]} differ: not a {self.family}-type model"
+                    )
                 used[head] = tensors[head]
         return used | {name: tensor for name, tensor in tensors.items() if name not in copies}
 

@@ -56,8 +56,8 @@ class Ranks:
         return self._sum(x.astype(mx.int32) * int(self.rank == 0))
 
     def _sum(self, x: mx.array) -> np.ndarray:
-        """The sum over ranks of x, int32; at each place at most one rank may have a number other than 0. In the upper
-        32 of 64 bits each rank adds the number of this exchange, as a tag."""
+        """The sum over ranks of x, int32, of which at each place only one may be other than 0. In the upper 32 of 64 bits each
+        rank adds the number of this exchange, as a tag."""
         self._exchanges = self._exchanges % 2**20 + 1
         tag = mx.array(self._exchanges << 32, mx.int64)
         low = x.astype(mx.uint32).astype(mx.int64)  # the same bits
@@ -113,9 +113,8 @@ class Ranks:
             different = [name for name in first | other if other.get(name) != first.get(name)]
             if different:
                 name = different[0].replace("_", " ")
-                raise InputError(
-                    f"the ranks disagree: rank {rank} has a different {name} from rank 0"
-                )
+                fault = f"rank {rank} has a different {name} from rank 0"
+                raise InputError(f"the ranks disagree: {fault}")
 
     def check_folder(self, folder: Path, *packages: str) -> None:
         """InputError if the ranks have other files in a model's folder, or other versions of MLX or `packages`. Of

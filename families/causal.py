@@ -17,9 +17,9 @@ import numpy as np
 from common.errors import InputError
 from families.causal_check import check, check_cache, has_state, mlx_lm_cache, refused
 from speculative.cache import MASKED, SlotCache
-from speculative.model import Model, TokenLists
+from speculative.model import TokenLists
 from speculative.prefill import prefill
-from transformer import narrowed
+from transformer import LanguageModel
 
 UNKNOWN = 2**31 - 1  # the size of a vocabulary, until the model has been tried
 
@@ -42,9 +42,8 @@ class CausalConfig:
 class CausalCache(SlotCache):
     """Slots, in the form that each layer of an mlx-lm model expects, and the layers' states.
 
-    A state cannot forget, but arrays are immutable, so keeping those from before a call costs nothing. If a
-    row keeps all its tokens of a call, its states after the call are right; if not, it goes back to the states before,
-    and lacks all tokens of the call.
+    A state cannot forget, but arrays are immutable, so keeping those from before a call costs nothing. A row that does not
+    keep all its tokens of a call goes back to the states before, and lacks all of them.
     Slots of a call are first a row's tokens, then its fillers; `keep` counts columns as `decode` got them.
     """
 
@@ -57,9 +56,6 @@ class CausalCache(SlotCache):
         super().__init__(batch_size, len(self.windows))
         self.trimmable = not self.states
         self._mask_axes = mask_axes
-        # By calls since the last `keep`: where each row's tokens [B] and the call end, and the states then.
-        self._calls: list[tuple[np.ndarray, int, list[list[Any]]]]
-        self._columns: np.ndarray  # of `decode`, by slots since the last `keep`: [B, T]
         self._begin()
 
     def _layer(self, like: Any) -> Any:
@@ -88,11 +84,11 @@ class CausalCache(SlotCache):
         return slots
 
     def decoded(self, positions: np.ndarray, order: np.ndarray) -> None:
-        """Record the states after a call with tokens at these positions [B, T]; order [B, T]: the column of each slot. Rows
-        without a token keep their old states: Metal's Mamba 2 kernel for one token treats a filler as text."""
+        """Record the states after a call; order [B, T]: the column of each slot. Rows without a token keep their old
+        states: Metal's Mamba 2 kernel for one token treats a filler as text."""
         end = self.cursor - self._committed
         start = end - positions.shape[1]
-        self._columns = np.concatenate([self._columns, start + order], axis=1)
+        self._columns: np.ndarray = np.concatenate([self._columns, start + order], axis=1)
         last = np.where(positions != MASKED, np.arange(start, end) + 1, 0).max(axis=1)
         self._calls.append((np.where(last, last, MASKED), end, self._snapshot()))
 
@@ -100,7 +96,9 @@ class CausalCache(SlotCache):
         return [list(state.cache) for state in self.states]
 
     def _begin(self) -> None:
+        # By calls since the last `keep`: where each row's tokens [B] and the call end, and the states then.
         self._calls = [(np.zeros(len(self.position), int), 0, self._snapshot())]
+        # Of `decode`, by slots since the last `keep`: [B, T]
         self._columns = np.zeros((len(self.position), 0), int)
 
     def _last_calls(self, n: np.ndarray | int) -> np.ndarray:
@@ -152,7 +150,7 @@ class CausalCache(SlotCache):
         self._begin()
 
     def mask(self, window: int | None, as_array: bool) -> mx.array | str | None:
-        """The mask of the tokens last reserved. Without `as_array` "causal" or None if that says the same: kernels are faster with these."""
+        """The mask of the tokens last reserved; without `as_array` "causal" or None if that says the same, which is faster."""
         key = window, as_array
         if key not in self._masks:
             distance = self.distance
@@ -211,8 +209,8 @@ class LayerCache:
         return self._slots.mask(self._window or window_size, return_array)
 
 
-class DecoderOnly(Model, nn.Module):
-    """The part of the contract that decoder-only models share; subclasses add `decode`."""
+class DecoderOnly(LanguageModel):
+    """The part of the contract that decoder-only models share; subclasses add `states` or `decode`."""
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         return list(prompt)
@@ -220,13 +218,8 @@ class DecoderOnly(Model, nn.Module):
     def new_cache(self, batch_size: int) -> SlotCache:
         return SlotCache(batch_size, len(self.layers))
 
-    def narrowed(self, ids: mx.array) -> Any:
-        """The same model with logits for `ids` [n] only."""
-        return narrowed(self, self.config.vocab_size, ids)
-
     def start(self, prompts: TokenLists, cache: SlotCache | None = None) -> Any:
-        """A cache with all but the last of each row's tokens. cache: one that holds beginnings of the rows, to be filled
-        up. InputError for a row without a token."""
+        """As the contract says. cache: one that holds beginnings of the rows, to be filled up"""
         if not all(len(prompt) for prompt in prompts):
             raise InputError("a prompt without a token cannot be continued")
         cache = cache or self.new_cache(len(prompts))
@@ -263,16 +256,14 @@ class CausalModel(DecoderOnly):
         return CausalCache(batch_size, self._like, self._mask_axes)
 
     def snapshot_at(self, prompt: Sequence[int]) -> int:
-        """As the contract says: up to the first user's turn, the system prompt and what the chat template writes around it."""
+        """The number of tokens before the first user's turn: the system prompt's."""
         size = len(self.user_turn)
         ends = range(size, len(prompt) + 1) if size else ()
         return next((n for n in ends if tuple(prompt[n - size : n]) == self.user_turn), 0)
 
     def decode(self, tokens: mx.array, positions: np.ndarray, cache: CausalCache) -> mx.array:
-        """Append tokens [B, T] at positions [B, T], which follow each other within a row, to the cache;
-        their logits [B, T, V]. A token at position MASKED is a filler: its logits mean nothing."""
-        # Rows begin at the left: a state must not read fillers before tokens, and a model may compute NaN from negative
-        # positions, which fillers there would have.
+        """As the contract says; positions follow each other within a row."""
+        # Rows begin at the left: fillers there would change a state, and have negative positions.
         T = positions.shape[1]
         first = (positions != MASKED).argmax(axis=1)[:, None]
         there = (np.arange(T) + first) % T

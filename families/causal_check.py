@@ -1,5 +1,5 @@
-"""Checks whether one of mlx-lm's models can be decoded here: rows of a batch, with tokens taken back, must get the
-logits that they get alone. Loading a model tries this with a few tokens.
+"""Checks, by a few tokens, whether one of mlx-lm's models can be decoded here: rows of a batch, with tokens taken back, must
+get the logits that they get alone.
 """
 
 from typing import Any, NamedTuple
@@ -72,7 +72,7 @@ def check_cache(model: nn.Module) -> list:
 
 def check(model: Any) -> tuple[int, int | None, int]:
     """The number of axes that the model needs in masks, how many rows it can decode together (None: any number), and
-    its vocabulary's size. InputError if logits differ from those of a row alone, as where positions are the number of slots."""
+    its vocabulary's size. InputError if logits differ from those of a row alone."""
     weights = dict(tree_flatten(model.parameters())).values()
     is_half = any(weight.dtype in (mx.float16, mx.bfloat16) for weight in weights)
     has_states = bool(model.new_cache(1).states)
@@ -90,9 +90,7 @@ def check(model: Any) -> tuple[int, int | None, int]:
                 reason = "MLX's CPU backend has mixtures of experts in float32 only"
                 hint = "convert it with --dtype float32, or with -q"
                 raise refused(model.model, f"{reason}: {hint}") from None
-            is_ours = isinstance(error, InputError)
-            problem = "" if is_ours else "a batch of rows of unequal length fails: "
-            reasons.append(problem + first_line(error))
+            reasons.append(f"a batch of rows of unequal length fails: {first_line(error)}")
             continue
         if distance < _TOLERANCE[is_half] and moved < _STATE_TOLERANCE[is_half]:
             return mask_axes, max_rows, vocab_size
@@ -102,8 +100,7 @@ def check(model: Any) -> tuple[int, int | None, int]:
 
 def _distance(model: Any, together: bool) -> tuple[float, int]:
     """The distance of the logits of two rows, together or one after the other, from mlx-lm's own, in units of their
-    spread; and the vocabulary's size. The prompts differ in length, tokens are taken back, and fillers are on either side. An
-    error affects all of a row's tokens, so the best of them counts: in half precision one may go to another expert."""
+    spread; and the vocabulary's size. Prompts differ in length, tokens are taken back, and fillers are on either side."""
     distances: list[float] = []
     for group in [CASES] if together else [[case] for case in CASES]:
         cached = CachedModel(model)
@@ -127,8 +124,7 @@ def _distance(model: Any, together: bool) -> tuple[float, int]:
 
 def _state_distance(model: Any) -> float:
     """The distance of states after many fillers from mlx-lm's own after the same tokens without fillers, in units of their
-    size. Rounding grows from layer to layer, but a model that lets fillers in does so in all layers of a
-    kind, so the best of these counts."""
+    size. Rounding grows from layer to layer, but fillers get into all layers of a kind, so the best of these counts."""
     T = 32  # tokens and fillers in a call
     cache = model.new_cache(2)
     held = np.zeros(2, int)
@@ -153,7 +149,8 @@ def _state_distance(model: Any) -> float:
 
 
 def _difference(logits: mx.array, expected: mx.array) -> float:
-    """The distance of the best of logits [n, V] from the expected ones, in units of their spread."""
+    """The distance of the best of logits [n, V] from the expected ones, in units of their spread: in half precision one token
+    may go to another expert, but an error affects all."""
     a, b = (np.array(x.astype(mx.float32)) for x in (logits, expected))
     banned = (a == b) & np.isinf(b)  # ids that a model never writes
     a[banned] = 0

@@ -1,14 +1,14 @@
-"""Decoder-only models from files, through mlx-lm: which folders are such models, loading, prompts in a chat
-template, and conversion. Importing mlx-lm takes seconds, so it is imported only when a model needs it.
+"""Decoder-only models from files, through mlx-lm: which folders are such models, loading and conversion.
+
+Importing mlx-lm takes seconds, so it is imported only when a model needs it.
 """
 
-import errno
 import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,8 @@ def runs_in_mlx_lm(config: Mapping) -> bool:
 
 
 def find_mlx_lm_folder(name: str, base: str | None = None) -> Path | None:
-    """The folder of the decoder-only model that a user means: a path, a name under mlx_models/, or a name
-    on the hub that is in its cache; None: there is none. base: as for `converted_path`"""
+    """The folder of a decoder-only model: a path, a name under mlx_models/, or one on the hub that is in its cache. base: as for
+    `converted_path`"""
     folders = [Path(name), converted_path(name, base)]
     if is_on_hub(name):
         from huggingface_hub import try_to_load_from_cache
@@ -77,29 +77,28 @@ def _mlx_lm() -> Any:
     return mlx_lm.utils
 
 
-def _with_mlx_lm(name: object, task: str, step: Callable[[Any], Any]) -> Any:
-    """step(mlx_lm.utils), which reads positions where transformers has them, and whose progress goes to
-    stderr. InputError in one line for whatever it raises: it has no class of its own for a wrong folder."""
+@contextmanager
+def _mlx_lm_for(name: object, task: str) -> Iterator[Any]:
+    """Yields mlx_lm.utils, which then reads positions where transformers has them, and whose progress goes to stderr. InputError
+    in one line for whatever is raised: mlx-lm has no class of its own for a wrong folder."""
     utils = _mlx_lm()
     load_config = utils.load_config
-    utils.load_config = lambda folder: _config(load_config(folder))
+
+    def with_positions(folder: Path) -> dict:
+        raw = load_config(folder)
+        check_head(raw)
+        return flatten_rope_keys(raw)
+
+    utils.load_config = with_positions
     try:
         with redirect_stdout(sys.stderr):
-            return step(utils)
+            yield utils
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
     except (Exception, SystemExit) as error:  # one of its architectures ends the process
-        if str(error).startswith("[write] Unable to write"):  # MLX does not say why: a full disk
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from None
         raise InputError(f"{name}: mlx-lm cannot {task} it: {first_line(error)}") from None
     finally:
         utils.load_config = load_config
-
-
-def _config(raw: dict) -> dict:
-    """The config.json for mlx-lm, with positions where it looks for them."""
-    check_head(raw)
-    return flatten_rope_keys(raw)
 
 
 def load(
@@ -111,21 +110,22 @@ def load(
     split = split and ranks.size > 1
     ranks.check_folder(folder, "mlx-lm")
 
-    def load_all(utils) -> tuple:
-        model, raw = utils.load_model(folder, lazy=True)
-        if split:
-            _shard(model, raw, group)
-        else:
-            load_weights(name, folder, dict(tree_flatten(model.parameters())), mx.eval)
-        set_positions(model, raw)
-        file = folder / "chat_template.json"  # transformers reads it only for models that see too
-        chat = utils.load_tokenizer(folder, eos_token_ids=raw.get("eos_token_id"))
-        if not chat.has_chat_template and file.exists():
-            settings = {"chat_template": read_json(file).get("chat_template")}
-            chat = utils.load_tokenizer(folder, settings, raw.get("eos_token_id"))
-        return model, raw, chat
+    def load_all() -> tuple:
+        with _mlx_lm_for(folder, "load") as utils:
+            model, raw = utils.load_model(folder, lazy=True)
+            if split:
+                _shard(model, raw, group)
+            else:
+                load_weights(name, folder, dict(tree_flatten(model.parameters())), mx.eval)
+            set_positions(model, raw)
+            chat = utils.load_tokenizer(folder, eos_token_ids=raw.get("eos_token_id"))
+            file = folder / "chat_template.json"  # transformers reads it for models that see too
+            if not chat.has_chat_template and file.exists():
+                settings = {"chat_template": read_json(file).get("chat_template")}
+                chat = utils.load_tokenizer(folder, settings, raw.get("eos_token_id"))
+            return model, raw, chat
 
-    model, raw, chat = ranks.together(lambda: _with_mlx_lm(folder, "load", load_all))
+    model, raw, chat = ranks.together(load_all)
     # This checks the model, which needs all ranks.
     causal = CausalModel(model, chat.eos_token_ids, chat.pad_token_id, max_positions(raw))
     causal.text = _text_side(folder, chat, model_type(raw))
@@ -173,7 +173,8 @@ def _user_turn(text: TextSide) -> tuple[int, ...]:
 
 def mlx_lm_skeleton(folder: Path) -> Any:
     """mlx-lm's model of a config.json, its weights unset. InputError if there is none."""
-    return _with_mlx_lm(folder, "size", lambda utils: utils.load_model(folder, True, False)[0])
+    with _mlx_lm_for(folder, "size") as utils:
+        return utils.load_model(folder, lazy=True, strict=False)[0]
 
 
 def _shard(model: Any, raw: Mapping, group: mx.distributed.Group | None) -> None:
@@ -207,28 +208,23 @@ def convert(
         raise InputError(f"{adapter}: PEFT's, for a decoder-only model: merge it with PEFT first")
     if adapter and (dtype or quantization):
         raise InputError(f"{adapter}: mlx-lm fuses an adapter in its base's type and bits")
-
-    def run(utils) -> None:
+    if adapter:
+        with _mlx_lm_for(adapter, "fuse") as utils:
+            model, tokenizer, config = utils.load(
+                str(folder), adapter_path=str(adapter), return_config=True
+            )
+            layers = [(n, m.fuse()) for n, m in model.named_modules() if hasattr(m, "fuse")]
+            model.update_modules(tree_unflatten(layers))
+            utils.save(output, str(folder), model, tokenizer, config)
+        return
+    with _mlx_lm_for(folder, "convert") as utils:
         from mlx_lm.convert import convert
 
         check_cache(utils.load_model(folder, lazy=True)[0])  # before the slow part
-        settings = vars(quantization) if quantization else {}
-        named = {f"q_{key}": value for key, value in settings.items()}
-        convert(
-            str(folder), str(output), quantize=bool(settings), dtype=dtype or "bfloat16", **named
-        )
+        named: dict[str, Any] = {}
+        if quantization:
+            named = {f"q_{key}": value for key, value in vars(quantization).items()}
+            named["quantize"] = True
+        convert(str(folder), str(output), dtype=dtype or "bfloat16", **named)
         if (folder / "chat_template.json").exists():
             shutil.copy(folder / "chat_template.json", output)
-
-    def fuse(utils) -> None:
-        model, tokenizer, config = utils.load(
-            str(folder), adapter_path=str(adapter), return_config=True
-        )
-        layers = [(n, m.fuse()) for n, m in model.named_modules() if hasattr(m, "fuse")]
-        model.update_modules(tree_unflatten(layers))
-        utils.save(output, str(folder), model, tokenizer, config)
-
-    if adapter:
-        _with_mlx_lm(adapter, "fuse", fuse)
-    else:
-        _with_mlx_lm(folder, "convert", run)

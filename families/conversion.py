@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 import warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -93,8 +93,7 @@ def read_config(folder: Path) -> dict:
 def converted_size(
     folder: Path, dtype: str | None = None, quantization: Quantization | None = None
 ) -> int:
-    """Bytes of the weights once converted, from the config.json alone; 0 for a model that mlx-lm runs. InputError for one that
-    cannot be converted."""
+    """Bytes of the weights once converted, from the config.json alone; 0 for a model that mlx-lm runs."""
     if _is_mlx_lms(folder):
         return 0
     model, own_dtype = skeleton(folder)
@@ -122,12 +121,11 @@ def convert(
     quantization: Quantization | None = None,
     base: str | None = None,
 ) -> Path:
-    """Convert `model`, a hub id or a folder, and return the converted folder. An adapter is merged into the model that it names or,
-    if given, `base`.
+    """Convert `model`, a hub id or a folder, and return the converted folder, by default mlx_models/<last part of the name>. An
+    adapter is merged into the model that it names or, if given, `base`. The default dtype is the family's.
 
-    The default output is mlx_models/<last part of the name>, the default dtype the family's. The output appears complete or not
-    at all. If it exists, raise InputError, unless `force` (replace it) or `exist_ok` (keep it, unless the checkpoint has changed).
-    Memory does not grow with the checkpoint.
+    The output appears complete or not at all. InputError if it exists, unless `force` (replace it) or `exist_ok` (keep it,
+    unless the checkpoint has changed).
     """
     output = output or converted_path(model)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -170,8 +168,7 @@ def describe(model: str, revision: str | None = None) -> list[str]:
 
 
 def convert_first(name: str, base: str | None = None) -> Path:
-    """Convert a checkpoint or an adapter, a folder or owner/name on the hub, that has not been converted yet, or download it for
-    mlx-lm: its folder. base: as for `convert`. InputError if there is none."""
+    """The folder of a checkpoint or an adapter, converted now, or downloaded for mlx-lm. base: as for `convert`"""
     output = converted_path(name, base)
     if not Path(name).is_dir() and not folders.is_on_hub(name):
         hint = "" if "/" in name else " (a name on the hub has an owner: google/flan-t5-base)"
@@ -200,22 +197,19 @@ def convert_first(name: str, base: str | None = None) -> Path:
 
 
 def convert_again(name: str, output: Path) -> Path:
-    """Convert a checkpoint that has changed since again to the folder `output`, as before; if `name` is not the
-    checkpoint but the folder, only warn."""
+    """Convert a checkpoint that has changed again, as before; if `name` is not it but `output`, only warn."""
     raw = read_json(output / "config.json")
-    origin, dtype, settings = raw["converted_from"], raw["dtype"], raw.get("quantization")
-    quantization = Quantization.from_config(settings) if settings else None
+    origin, dtype = raw["converted_from"], raw["dtype"]
+    quantization = Quantization.from_config(raw.get("quantization"))
     if Path(name).resolve() == Path(origin).resolve():
         base = raw.get("adapter_base")
-        _ask(
-            name, "conversion", converted_size(_fetch(name, None, base).folder, dtype, quantization)
-        )
+        folder = _fetch(name, None, base).folder
+        _ask(name, "conversion", converted_size(folder, dtype, quantization))
         reporter.note(f"{name}: it has changed: converting it again to {output}")
         return convert(name, output, dtype, exist_ok=True, quantization=quantization, base=base)
     command = f"python convert.py --model {origin} --mlx-path {output} --dtype {dtype} --force"
     if quantization:
-        q = quantization
-        command += f" --quantize --q-mode {q.mode} --q-bits {q.bits} --q-group-size {q.group_size}"
+        command += ", and its flags of quantization"
     message = f"{output}: {origin} has changed since its conversion; to repeat it: {command}"
     warnings.warn(message, stacklevel=2)
     return output
@@ -272,7 +266,7 @@ def _write(
     write_weights(output / WEIGHTS, tensors, dtype, model, quantization)
     if source.state() != state:
         raise InputError(f"{named} has changed while it was read: is it being written?")
-    values = raw | config.to_dict() | {"dtype": dtype} | state
+    values = raw | asdict(config) | {"dtype": dtype} | state
     if quantization:
         values["quantization"] = vars(quantization)
     (output / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -25,8 +25,8 @@ from text.tokenizer import SOURCE_FILE, load_tokenizer
 
 def find(name: str, base: str | None = None) -> Path:
     """The folder that a user means: a converted one or one for mlx-lm, by its path or its name under mlx_models/, or a
-    checkpoint, a folder or owner/name on the hub, which is converted on first use, and a folder again when it has
-    changed. base: the model that an adapter of this name is merged into. InputError if there is none."""
+    checkpoint, which is converted on first use and, if it is here, when it has changed. base: the model that an adapter of
+    this name is merged into"""
     path = converted(name, base)
     if path is None:
         return causal_loading.find_mlx_lm_folder(name, base) or conversion.convert_first(name, base)
@@ -55,12 +55,10 @@ def load(
 
 
 def _load_converted(name: str, path: Path, raw: Mapping, ranks: Ranks, split: bool) -> Any:
-    """The model in a converted folder with this config.json, or this rank's part of it."""
+    """The model in a converted folder, or this rank's part of it."""
     with errors_name(path):
         family = family_of(raw)
-        quantization = None
-        if raw.get("quantization") is not None:
-            quantization = Quantization.from_config(raw["quantization"])
+        quantization = Quantization.from_config(raw.get("quantization"))
         config = family.config.from_dict(raw)
     arrays = map_npz(path / WEIGHTS)
     with errors_name(path / WEIGHTS):

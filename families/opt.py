@@ -100,8 +100,7 @@ class OPT(DecoderOnly):
             self.head = nn.Linear(c.d_word, c.vocab_size, bias=False)
 
     def states(self, tokens: mx.array, positions: np.ndarray, cache: SlotCache) -> mx.array:
-        """Append tokens [B, T] at positions [B, T]; what the head gets, [B, T, d_word]. Positions beyond the last, which only a draft
-        model may get, count as it."""
+        """As the contract says. Positions beyond the last, which only a draft model may get, count as it."""
         c = self.config
         places = np.minimum(positions, c.max_positions - 1)  # a filler's position is MASKED
         cache.reserve(positions)
@@ -117,9 +116,6 @@ class OPT(DecoderOnly):
         if "project_out" in self:
             x = self.project_out(x)
         return x
-
-    def logits(self, states: mx.array) -> mx.array:
-        return self.head(states) if "head" in self else self.embedding.as_linear(states)
 
 
 FAMILY = Family(Config, OPT, rename)

@@ -163,7 +163,7 @@ def test_a_checkpoint_that_has_changed_is_converted_again_or_told(tmp_path, monk
 
     start = load("tuned")[0].decoder.norm.weight.mean()
     train()
-    flags = "--dtype float32 --force --quantize --q-mode affine --q-bits 8 --q-group-size 32"
+    flags = "--dtype float32 --force, and its flags of quantization"
     command = f"python convert.py --model tuned --mlx-path mlx_models/tuned {flags}"
     with pytest.warns(match=f"tuned has changed since its conversion; to repeat it: {command}$"):
         assert trained("mlx_models/tuned") == 0

@@ -49,7 +49,7 @@ def test_logits_are_those_of_transformers(pair, blocks):
 
 def test_a_config_survives_its_file_and_follows_from_config_json_alone(pair):
     raw, _, model = pair
-    values = json.loads(json.dumps(raw | model.config.to_dict()))
+    values = json.loads(json.dumps(raw | dataclasses.asdict(model.config)))
     assert type(model.config).from_dict(values) == model.config
     assert family_of(raw).config.from_hub(raw, None) == model.config
 

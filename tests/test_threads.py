@@ -3,6 +3,7 @@ be computed by the thread that made it."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 
 import mlx.core as mx
@@ -41,7 +42,7 @@ def write(raw: dict, folder, dtype: mx.Dtype) -> None:
     model = family.model(config)
     model.set_dtype(dtype)
     mx.savez(str(folder / "weights.npz"), **dict(tree_flatten(model.parameters())))
-    (folder / "config.json").write_text(json.dumps(raw | config.to_dict()))
+    (folder / "config.json").write_text(json.dumps(raw | asdict(config)))
     Tokenizer(models.WordLevel({"a": 0}, "a")).save(str(folder / "tokenizer.json"))
 
 
