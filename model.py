@@ -1,9 +1,7 @@
-"""T5 in MLX.
+"""T5 in MLX (Raffel et al. 2020, arXiv 1910.10683), with its later variants.
 
-The architecture is Raffel et al. 2020 (arXiv 1910.10683) with its later variants: gated feed-forward
-layers and an untied head (T5 v1.1, FLAN, mT5, UL2, MADLAD-400, byT5), a relative bias in every layer
-(umT5). Shapes: B rows, S source tokens, T new tokens, N cache slots, H heads, D head width, V
-vocabulary.
+Gated feed-forward layers, an untied head (T5 v1.1, FLAN, mT5, UL2, MADLAD-400, byT5), a bias in every layer (umT5).
+Shapes: B rows, S source tokens, T new tokens, N cache slots, H heads, D head width, V vocabulary.
 """
 
 import functools

@@ -154,8 +154,7 @@ class Stack(nn.Module):
         return part
 
     def mixed(self, previous: mx.array) -> mx.array:
-        """`mix` of a draft model's own state, [B, T, D], or of the target's, [B, T, STATES D]. An older one reads the last of
-        these alone."""
+        """`mix` of a draft model's own state, [B, T, D], or of the target's, [B, T, STATES D]; old ones read the last."""
         weight = self.mix.weight
         D = len(weight)
         if previous.shape[-1] == D:
@@ -251,8 +250,7 @@ class EncoderDecoder(LanguageModel):
         return [self.start_token_id]
 
     def start(self, prompts: TokenLists) -> CrossCache:
-        """Encode the sources of B rows, and project their keys and values for every decoder layer. Tokens that the
-        model lacks (another model's) become padding. InputError if a source is empty or too long."""
+        """As the contract says. Tokens that the model lacks (another model's) become padding."""
         tokens, mask = padded(prompts, self.config.pad_token_id)
         S = tokens.shape[1]
         limit = self.config.max_prompt_tokens

@@ -1,9 +1,7 @@
-"""Adapters of PEFT: what a fine-tune changes in a base model, merged into the base's tensors block by block.
+"""Adapters of PEFT's LoRA (Hu et al., arXiv 2106.09685), merged into the base's tensors block by block.
 
-LoRA: Hu et al., https://arxiv.org/abs/2106.09685. Files: https://huggingface.co/docs/peft/developer_guides/checkpoint
-
-PEFT merges in place, so that what one of several tied weights learned reaches all of them, unlike in the forward pass that it
-was trained in. Here it stays with its own module: a head may differ from the embedding afterwards.
+Files: https://huggingface.co/docs/peft/developer_guides/checkpoint. What one of several tied weights learned stays with its
+own module, as in training; PEFT's own merge changes all of them.
 """
 
 import re

@@ -62,8 +62,7 @@ def check_kind(model: object, names: Collection[str]) -> None:
 
 
 def weight_files(names: Collection[str], get: Callable[[str], Path]) -> list[str]:
-    """The files of one complete copy of the weights, in the best format: a single file, or an index and its shards. get: returns
-    the path of an index that has to be read"""
+    """The files of one complete copy of the weights: one, or an index and its shards. get: returns an index's path"""
     for single in (*_MODEL_FILES, *_ADAPTER_FILES):
         index = f"{single}.index.json"
         if single in names:
@@ -110,8 +109,7 @@ def is_outdated(converted: Path) -> bool:
 
 
 def converted_path(name: str, base: str | None = None) -> Path:
-    """The folder that the model `name` (a hub id or a folder), or an adapter with another base than its own, is converted to
-    and loaded from."""
+    """The folder of a model (a hub id or a folder), or of an adapter with another base than its own."""
     parts = [name] if base is None else [base, name]
     folders = (Path(part).resolve() if Path(part).is_dir() else Path(part) for part in parts)
     return MODELS / "-".join(folder.name for folder in folders)
@@ -123,8 +121,7 @@ def is_on_hub(name: str) -> bool:
 
 
 def converted(name: str, base: str | None = None) -> Path | None:
-    """The converted folder of a path, or of a name under mlx_models/. owner/name and a checkpoint's folder mean only what was
-    converted from that. base: as for `converted_path`"""
+    """The converted folder of a path or name; owner/name and a checkpoint's folder mean only what was converted from them."""
     if base is None and (Path(name) / WEIGHTS).exists():
         return Path(name)
     path = converted_path(name, base)

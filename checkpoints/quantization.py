@@ -19,8 +19,7 @@ BITS, GROUP_SIZES = (sorted({n for mode in MODES.values() for n in mode[i]}) for
 
 
 def is_matrix(name: str, module: nn.Module) -> bool:
-    """Whether a module has a matrix to multiply by: a linear layer, or an embedding of tokens, called so. The rows of other
-    tables, of positions or biases, are added."""
+    """Whether it has a matrix to multiply by: a linear layer, or an embedding of tokens, called so."""
     is_embedding = isinstance(module, nn.Embedding) and "embed" in name.rpartition(".")[2]
     return is_embedding or isinstance(module, nn.Linear)
 

@@ -1,7 +1,4 @@
-"""Safetensors files, read without torch; the safetensors package needs torch for bfloat16.
-
-Format: https://github.com/huggingface/safetensors#format
-"""
+"""Safetensors files (https://github.com/huggingface/safetensors#format); the package needs torch for bfloat16."""
 
 import json
 from math import prod

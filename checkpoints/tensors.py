@@ -1,10 +1,7 @@
-"""Tensors that are still in their files, our own npz files, conversion between MLX and NumPy, and helpers for readers.
+"""Tensors that are still in their files, our own npz files, and conversion between MLX and NumPy.
 
-A `Tensor` says where in a file a tensor is. Its blocks are read as NumPy arrays. NumPy has no bfloat16: it is
-the two-byte void type `V2` here, as in npz files written by MLX.
-
-Npz files are zips of uncompressed .npy members, written member by member and read through a memory map: mx.savez
-would hold every array in memory, and mx.load of a large file is slower than a map.
+NumPy has no bfloat16: it is the two-byte void type `V2` here, as in MLX's npz files. They are written member by member and
+read through a map: mx.savez would hold every array in memory.
 """
 
 import mmap

@@ -1,8 +1,7 @@
 """Torch's .bin files, read one tensor at a time and without torch.
 
-A file is a zip that holds a pickle and one member per storage or, before torch 1.6, a stream of four pickles, a
-pickled list of storage keys, and the storages in that order. In both, the pickle describes tensors as views of
-storages.
+A file is a zip that holds a pickle and one member per storage or, before torch 1.6, a stream of four pickles, a pickled list
+of storage keys, and the storages. The pickle describes tensors as views of storages.
 """
 
 import pickle

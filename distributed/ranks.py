@@ -1,8 +1,8 @@
 """Ranks: processes that run one model together, started by mlx.launch and connected by mx.distributed.
 
-All ranks must take the same decisions, or they wait for each other forever. So rank 0 alone reads prompts, its tokens
-and its clock decide, and a step that fails on one rank fails on all. When a rank ends, mlx.launch ends the others;
-until then MLX's ring (0.32) may return sums without it, so each exchange carries a tag.
+All must take the same decisions, or they wait for each other forever: rank 0 alone reads prompts, its tokens and its clock
+decide, and a step that fails on one rank fails on all. When a rank ends, mlx.launch ends the others; until then MLX's ring
+(0.32) may return sums without it, so each exchange carries a tag.
 """
 
 import json
@@ -30,8 +30,7 @@ _GRACE = 3.0  # seconds: ranks may notice the same mistake at different times
 
 
 class Ranks:
-    """This process and the others that run a model with it. All ranks must call every method, in the same
-    order. With a single rank the methods cost nothing."""
+    """The processes that run a model together. All must call every method, in the same order."""
 
     def __init__(self, group: mx.distributed.Group | None = None):
         """group: from `mx.distributed.init()`; None: a single process."""

@@ -1,8 +1,7 @@
 """The architectures, behind the contract of speculative/model.py.
 
 A new architecture is a module here with FAMILY, a `Family`, and an entry in FAMILIES (registry.py). Layers called query, key,
-value, out, gate, up and down are split among ranks (distributed/sharding.py). Linear layers are quantized, and of the
-embeddings those with "embed" in their names.
+value, out, gate, up and down are split among ranks. Linear layers and embeddings with "embed" in their names are quantized.
 """
 
 from collections.abc import Callable
@@ -22,12 +21,10 @@ class Family:
 
     config: type[BaseConfig]
     model: Callable[..., nn.Module]  # model(config): keeps the contract above
-    # Renames a checkpoint's tensors to ours and drops others: see checkpoints/names.py.
-    rename: Callable[[dict[str, Tensor]], dict[str, Tensor]]
-    # (checkpoint's folder, converted folder): copies the tokenizer's files and writes a tokenizer.json for
-    # the `tokenizers` package.
+    rename: Callable[[dict[str, Tensor]], dict[str, Tensor]]  # a checkpoint's names to ours
+    # (checkpoint's folder, converted folder): copies the tokenizer's files and writes a tokenizer.json
     write_tokenizer: Callable[[Path, Path], None] = write_tokenizer
-    # What conversion makes of weights unless the user chooses. Float16 if the models were trained or published in it, as
-    # fairseq's and OpenAI's; the others need bfloat16's range: T5 and T5Gemma, trained in it on TPUs, overflow float16.
+    # Of converted weights unless the user chooses; float16 for models that were trained or published in it. The others
+    # need bfloat16's range: T5 and T5Gemma overflow float16.
     dtype: str = "bfloat16"
     shown_special: str = ""  # a pattern of the special tokens that a text shows: T5's sentinels

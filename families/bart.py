@@ -1,7 +1,6 @@
 """BART's family in MLX: BART, mBART and mBART-50, M2M-100 and NLLB-200, Marian (OPUS-MT), Pegasus.
 
-One architecture (Lewis et al. 2019, arXiv 1910.13461); config.json says where the norms are, what the
-positions are and what is scaled. Positions are added to the words' embeddings only, so keys carry them.
+One architecture (Lewis et al. 2019, arXiv 1910.13461); config.json says where norms are, what positions are, what is scaled.
 Shapes: B rows, S source tokens, T new tokens, V vocabulary.
 """
 
@@ -142,8 +141,7 @@ NAMES = Names(
 
 
 def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The checkpoint's tensors under our names. A shared embedding has up to four names in a file; some
-    Marian models, and those trained untied, have another for the encoder."""
+    """The checkpoint's tensors under our names. Some Marian models have another embedding for the encoder."""
     bare = NAMES.bare(tensors)
     encoders = {}
     if {_ENCODER, _DECODER} <= bare.keys() and not equal(bare[_ENCODER], bare[_DECODER]):

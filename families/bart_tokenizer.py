@@ -1,8 +1,7 @@
 """Tokenizers of BART's family: one tokenizer.json each, exact with the `tokenizers` package alone.
 
-Those of BART, mBART, NLLB and Pegasus come from transformers and are mended to treat white space and
-Unicode as SentencePiece does, with which the models were trained. Those of Marian and M2M-100, which
-transformers lacks, are made of their SentencePiece models and of vocab.json, which numbers the pieces.
+Those of BART, mBART, NLLB and Pegasus come from transformers, mended to treat white space and Unicode as SentencePiece does.
+Those of Marian and M2M-100 are made of their SentencePiece models and of vocab.json, which numbers the pieces.
 """
 
 import json
@@ -53,8 +52,7 @@ def write_tokenizer(folder: Path, output: Path) -> None:
 
 
 def _as_sentencepiece(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
-    """The tokenizer with SentencePiece's normalization, part of which transformers leaves out: a space at the
-    end of a text would be a piece, and mBART would not know ligatures."""
+    """The tokenizer with SentencePiece's normalization, of spaces and ligatures, part of which transformers leaves out."""
     if "Metaspace" not in str(tokenizer.pre_tokenizer):  # bytes, which SentencePiece never saw
         return tokenizer
     trained = tokenizer.get_vocab(with_added_tokens=False)

@@ -1,7 +1,6 @@
 """Decoder-only models behind the contract: all of mlx-lm's with layers that keep keys and values, or a state.
 
-Each layer of an mlx-lm model gets a LayerCache or, for a state (of a recurrent or convolutional layer), mlx-lm's
-own cache. How to load them: causal_loading.py.
+Each layer gets a LayerCache or, for a state, mlx-lm's own cache. How to load them: causal_loading.py.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,8 +19,6 @@ from speculative.cache import MASKED, SlotCache
 from speculative.model import TokenLists
 from speculative.prefill import prefill
 from transformer import LanguageModel
-
-UNKNOWN = 2**31 - 1  # the size of a vocabulary, until the model has been tried
 
 
 @dataclass(frozen=True)
@@ -228,8 +225,7 @@ class DecoderOnly(LanguageModel):
 
 
 class CausalModel(DecoderOnly):
-    """An mlx-lm model behind the contract. Raises InputError, with the model's name and the reason, if
-    rows in a ragged batch, with tokens taken back, get other logits than they get alone."""
+    """An mlx-lm model behind the contract. InputError with the reason if `check` finds other logits in a batch."""
 
     def __init__(
         self,
@@ -243,7 +239,7 @@ class CausalModel(DecoderOnly):
         self._like = check_cache(model)
         self._mask_axes = 4
         limits = [n for n in (max_positions, _clip_positions(model)) if n]
-        self.config = CausalConfig(UNKNOWN, (), 0, None)
+        self.config = CausalConfig(2**31 - 1, (), 0, None)  # until the model has been tried
         self._mask_axes, self.max_rows, vocab_size = check(self)
         eos = tuple(sorted(i for i in eos_token_ids if i < vocab_size))
         # Padding never shows in a text, so it must not be a token that does.

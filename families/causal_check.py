@@ -1,6 +1,4 @@
-"""Checks, by a few tokens, whether one of mlx-lm's models can be decoded here: rows of a batch, with tokens taken back, must
-get the logits that they get alone.
-"""
+"""Checks, by a few tokens, that rows of a batch of one of mlx-lm's models get the logits that they get alone."""
 
 from typing import Any, NamedTuple
 

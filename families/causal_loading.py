@@ -1,7 +1,4 @@
-"""Decoder-only models from files, through mlx-lm: which folders are such models, loading and conversion.
-
-Importing mlx-lm takes seconds, so it is imported only when a model needs it.
-"""
+"""Decoder-only models from files, through mlx-lm, which takes seconds to import: only when a model needs it."""
 
 import importlib.util
 import os
@@ -32,8 +29,7 @@ from text.text_side import ChatTemplate, Prompt, TextSide
 
 
 def runs_in_mlx_lm(config: Mapping) -> bool:
-    """Whether a config.json is of a model for mlx-lm: none of our families, and of a type that mlx-lm has
-    or, where it is not installed, of a class that says so."""
+    """Whether a config.json is of a model for mlx-lm or, where that is not installed, of a decoder-only class."""
     if model_type(config) in FAMILIES:
         return False
     if not importlib.util.find_spec("mlx_lm"):
@@ -45,8 +41,7 @@ def runs_in_mlx_lm(config: Mapping) -> bool:
 
 
 def find_mlx_lm_folder(name: str, base: str | None = None) -> Path | None:
-    """The folder of a decoder-only model: a path, a name under mlx_models/, or one on the hub that is in its cache. base: as for
-    `converted_path`"""
+    """The folder of a decoder-only model: a path, a name under mlx_models/, or one in the hub's cache."""
     folders = [Path(name), converted_path(name, base)]
     if is_on_hub(name):
         from huggingface_hub import try_to_load_from_cache
@@ -79,8 +74,7 @@ def _mlx_lm() -> Any:
 
 @contextmanager
 def _mlx_lm_for(name: object, task: str) -> Iterator[Any]:
-    """Yields mlx_lm.utils, which then reads positions where transformers has them, and whose progress goes to stderr. InputError
-    in one line for whatever is raised: mlx-lm has no class of its own for a wrong folder."""
+    """Yields mlx_lm.utils, which then prints to stderr. InputError in one line for whatever is raised."""
     utils = _mlx_lm()
     load_config = utils.load_config
 
@@ -104,8 +98,7 @@ def _mlx_lm_for(name: object, task: str) -> Iterator[Any]:
 def load(
     name: str, folder: Path, group: mx.distributed.Group | None = None, split: bool = True
 ) -> tuple[CausalModel, Tokenizer]:
-    """The model and the tokenizer of a folder that `is_mlx_lm_folder`, as loading.load. InputError, with the reason, for a model
-    that mlx-lm or the step cannot run, and for ranks that differ."""
+    """The model and the tokenizer of a folder that `is_mlx_lm_folder`, as loading.load."""
     ranks = Ranks(group)
     split = split and ranks.size > 1
     ranks.check_folder(folder, "mlx-lm")
@@ -155,8 +148,7 @@ def _text_side(folder: Path, chat: Any, kind: str) -> TextSide:
 
 
 def _user_turn(text: TextSide) -> tuple[int, ...]:
-    """The tokens with which the chat template begins a user's turn, whatever stands before and in it. Empty if there is
-    no template, or if it refuses system prompts or puts them into the turn."""
+    """The tokens that begin a user's turn in a chat; none if system prompts are refused or put into the turn."""
     if text.chat is None:
         return ()
     before = []
@@ -202,8 +194,7 @@ def convert(
     dtype: str | None = None,
     quantization: Quantization | None = None,
 ) -> None:
-    """Convert a decoder-only model's folder by mlx-lm, or merge an adapter that mlx-lm trained into it, to a new folder.
-    InputError for a model that cannot be decoded here, and for PEFT's adapters, which mlx-lm does not read."""
+    """Convert a decoder-only model's folder by mlx-lm to a new one, or merge an adapter that mlx-lm trained into it."""
     if adapter and not (adapter / "adapters.safetensors").exists():
         raise InputError(f"{adapter}: PEFT's, for a decoder-only model: merge it with PEFT first")
     if adapter and (dtype or quantization):

@@ -1,6 +1,4 @@
-"""Positions and windows of a decoder-only model as transformers reads them from config.json. mlx-lm's model
-files read less of it: few know `rope_parameters` or every rope type, and some forget sliding windows.
-"""
+"""Positions and windows of a decoder-only model as transformers reads them: mlx-lm's model files read fewer keys."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -15,8 +13,7 @@ from families.causal_check import mlx_lm_cache
 
 Scaled = tuple[np.ndarray, float]
 
-# Rope types: functions of the parameters p and the positions per radian of each pair of dimensions, [D / 2]. They
-# return these scaled, and a factor for queries and keys.
+# Rope types: (parameters, positions per radian of each pair of dimensions [D / 2]) -> these scaled, a factor for queries and keys
 
 
 def _llama3(p: Mapping, periods: np.ndarray) -> Scaled:  # Grattafiori et al. 2024, arXiv 2407.21783
@@ -48,7 +45,7 @@ def _yarn(p: Mapping, periods: np.ndarray) -> Scaled:  # Peng et al. 2023, arXiv
 
 
 def _longrope(p: Mapping, periods: np.ndarray) -> Scaled:  # Ding et al. 2024, arXiv 2402.13753
-    # For the original length only: beyond it all positions change, so `max_positions` ends texts there.
+    # For the original length only: `max_positions` ends texts there.
     size = math.log(max(p["factor"], 1)) / math.log(p["original_max_position_embeddings"])
     factor = p.get("short_mscale") or p.get("attention_factor") or math.sqrt(1 + size)
     return periods * np.array(p["short_factor"]), factor

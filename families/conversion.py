@@ -1,7 +1,6 @@
 """Converts Hugging Face checkpoints, downloaded where needed, to folders that are loaded."""
 
 import json
-import re
 import shutil
 import warnings
 from dataclasses import asdict, dataclass
@@ -121,8 +120,8 @@ def convert(
     quantization: Quantization | None = None,
     base: str | None = None,
 ) -> Path:
-    """Convert `model`, a hub id or a folder, and return the converted folder, by default mlx_models/<last part of the name>. An
-    adapter is merged into the model that it names or, if given, `base`. The default dtype is the family's.
+    """Convert `model`, a hub id or a folder: the new folder, by default mlx_models/<last part of the name>. An adapter is
+    merged into the model that it names or, if given, `base`. The default dtype is the family's.
 
     The output appears complete or not at all. InputError if it exists, unless `force` (replace it) or `exist_ok` (keep it,
     unless the checkpoint has changed).
@@ -226,16 +225,6 @@ def _ask(name: str, task: str, size: int) -> None:
         raise InputError(f"the {task} of {name} is not started; smaller models: docs/models.md")
 
 
-def _note(dtype: str) -> str | None:
-    """A note about weights in 16 bits, chosen by us, on this machine."""
-    if mx.default_device() == mx.cpu:
-        return f"weights in {dtype}; without a GPU --dtype float32 is several times faster"
-    chip = str(mx.device_info().get("device_name", ""))
-    if dtype == "bfloat16" and re.match(r"Apple M[12]\b", chip):
-        return f"weights in bfloat16, whose range the model needs, though {chip} emulates it"
-    return None
-
-
 def _write(
     source: _Source, output: Path, dtype: str | None, quantization: Quantization | None
 ) -> None:
@@ -254,9 +243,9 @@ def _write(
         model = build(family, config, tensors)
         if dtype is None:
             dtype = family.dtype
-            note = _note(dtype)
-            if note:
-                reporter.note(f"{named}: {note}")
+            if mx.default_device() == mx.cpu:
+                faster = "without a GPU --dtype float32 is several times faster"
+                reporter.note(f"{named}: weights in {dtype}; {faster}")
         with with_tokenizer_of(source.adapter, folder) as tokenizer:
             family.write_tokenizer(tokenizer, output)
         fit_tokenizer(output, config.vocab_size)

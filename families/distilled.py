@@ -1,7 +1,6 @@
 """Draft models made from their target (distill.py): a few decoder layers on the target's encoder, embedding and head.
 
-A layer reads a token and the target's last state before it, as EAGLE's does (Li et al. 2024, arXiv 2401.15077). The
-deep encoder makes up for the shallow decoder (Kasai et al. 2020, arXiv 2006.10369).
+A layer reads a token and the target's last state before it, as EAGLE's does (Li et al. 2024, arXiv 2401.15077).
 """
 
 import json
@@ -19,7 +18,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from checkpoints.folder import WEIGHTS
 from checkpoints.tensors import map_npz, to_mlx, to_numpy
-from checkpoints.weights import stored_type
+from checkpoints.weights import DTYPES, stored_type
 from common.errors import InputError
 from common.files import replacing
 from common.reporting import reporter
@@ -27,7 +26,6 @@ from speculative.model import Model
 from transformer import STATES, EncoderDecoder
 
 KIND = "distilled"  # model_type in config.json
-_TYPES = {mx.float32: "float32", mx.float16: "float16", mx.bfloat16: "bfloat16"}
 Weights = dict[str, mx.array]
 
 
@@ -84,16 +82,15 @@ def vocabulary(target: Any) -> str:
 
 def type_of(target: EncoderDecoder) -> str:
     """The type of a model's weights or, if it is quantized, of their scales."""
-    weights = dict(tree_flatten(target.parameters()))
-    types = [_TYPES[x.dtype] for x in weights.values() if x.dtype in _TYPES]
-    return max(set(types), key=types.count)
+    weights = dict(tree_flatten(target.parameters())).values()
+    types = [kind for kind in DTYPES for x in weights if x.dtype == getattr(mx, kind)]
+    return max(DTYPES, key=types.count)
 
 
 def save(
     draft: Any, target: EncoderDecoder, name: str, folder: Path, dtype: str, accuracy: float = 0.0
 ) -> None:
-    """Write a draft model of the target `name`. A new folder appears complete; in one that is there, each file changes at
-    once. accuracy: on held-out texts, 0: not known"""
+    """Write a draft model of the target `name`. accuracy: on held-out texts, 0: not known"""
     config = dict(
         model_type=KIND,
         draft_of=name,
@@ -132,8 +129,7 @@ class Distilled(Model):
         mx.eval(self.weights)  # what is lazy can only be computed by the thread that made it
 
     def for_target(self, target: Any) -> Any:
-        """With the encoder, embedding and head of a target: the one it was made from or, after a note, another with the same
-        vocabulary and shapes of layers, such as a fine-tune. InputError for any other model."""
+        """With the encoder, embedding and head of a target; a note if it is another than it was made from."""
         fits = isinstance(target, EncoderDecoder) and self.vocabulary in ("", vocabulary(target))
         fits = fits and max(self.layers) < len(target.decoder.layers)
         if fits:

@@ -38,9 +38,7 @@ def load(
 ) -> tuple[Any, Tokenizer]:
     """The model and tokenizer of whatever `find` finds. `model.text` is its text side (text/text_side.py).
 
-    group: `mx.distributed.init()`, in processes that mlx.launch started. Each holds a part of the layers; or, without `split`,
-    all of them. InputError for no such model, files that do not fit each other, or ranks that differ.
-    """
+    group: `mx.distributed.init()`, in processes that mlx.launch started. Without `split` each holds all of the layers."""
     ranks = Ranks(group)
     path = ranks.together(lambda: find(str(name)))
     if not (path / WEIGHTS).exists():

@@ -1,7 +1,6 @@
-"""OPT in MLX (Zhang et al. 2022, arXiv 2205.01068), in both its forms, and Galactica, an OPT too.
+"""OPT in MLX (Zhang et al. 2022, arXiv 2205.01068), and Galactica, an OPT too.
 
-Learned positions, norms before the sub-layers and one after the last; in opt-350m norms after them, none
-at the end, and words narrower than layers. Shapes: B rows, T new tokens, V vocabulary.
+In opt-350m norms are after the sub-layers, none at the end, and words narrower than layers. Shapes: B rows, T new tokens.
 """
 
 from collections.abc import Collection, Mapping

@@ -60,8 +60,7 @@ def mac_for(needed: int) -> str:
 def load_weights(
     name: str, folder: Path, weights: Mapping[str, Any], load: Callable[[Any], Any]
 ) -> dict[str, Any]:
-    """load(weight) of each weight of the model in a folder, with a bar. InputError if the machine has not enough memory; a
-    warning if nearly all of it will be in use (0.9, as in mlx-lm)."""
+    """load(weight) of each weight of the model in a folder, with a bar. InputError if memory does not suffice."""
     size = sum(weight.nbytes for weight in weights.values())
     used = mx.get_active_memory()
     if size + used > 0.9 * available():
@@ -81,15 +80,13 @@ def load_weights(
 
 
 def needed(model: Any, dtype: str) -> dict[int, int]:
-    """Bits of the weights (16: as `dtype` has them, 8, 4) -> bytes that a model takes to decode a batch: weights and caches.
-    Nothing is computed: MLX knows the shape of what it has yet to compute."""
+    """Bits of the weights -> bytes of weights and caches to decode a batch, by shapes alone: nothing is computed."""
     model.set_dtype(getattr(mx, dtype))
     batch = _full_cache(model)
-    by_bits = {}
-    for bits in (16, 8, 4):
-        quantization = Quantization(bits=bits) if bits < 16 else None
-        by_bits[bits] = batch + stored_size(model, dtype, quantization)
-    return by_bits
+    sizes = {16: batch + stored_size(model, dtype)}
+    for bits in (8, 4):
+        sizes[bits] = batch + stored_size(model, dtype, Quantization(bits=bits))
+    return sizes
 
 
 def _full_cache(model: Any) -> int:

@@ -69,8 +69,7 @@ def build(
     weights: Mapping[str, Any],
     quantization: Quantization | None = None,
 ) -> nn.Module:
-    """A model to load weights, arrays or tensors, of these names and shapes into; nothing is allocated. InputError names
-    those that are missing, unknown or mis-shaped."""
+    """A model for weights, arrays or tensors, of these names and shapes; nothing is allocated. InputError names misfits."""
     model = family.model(config)
     if quantization:
         nn.quantize(model, **vars(quantization), class_predicate=quantization.covers)

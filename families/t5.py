@@ -31,8 +31,7 @@ class Config(model.Config):
         if gated and activation == "gelu":
             activation = "gelu_new"  # what every gated-gelu checkpoint was trained with
         pad = token_id(raw, "pad_token_id", 0)
-        # `tie_word_embeddings: false` has always meant "do not scale the decoder's output by d_model**-0.5", whatever the
-        # head; transformers 5 writes it under its own name. mT5 never scales.
+        # `tie_word_embeddings: false` means "do not scale the decoder's output by d_model**-0.5", whatever the head.
         scales = raw.get("scale_decoder_outputs", is_tied(raw, None))
         return cls.read(
             raw,
@@ -99,8 +98,7 @@ def write_tokenizer(folder: Path, output: Path) -> None:
 
 
 def codes_in_words(raw: Mapping, tokenizer: Tokenizer) -> dict[str, str]:
-    """Language -> what a text begins with that is to be translated into it: MADLAD-400's <2de>, or the prefixes
-    that T5's config.json lists for translating from English."""
+    """Language -> the beginning of a text to translate into it: MADLAD-400's <2de>, T5's prefixes in config.json."""
     tags = (re.fullmatch(r"<2(\w+)>", piece) for piece in tokenizer.get_vocab())
     codes = {tag[1]: f"{tag[0]} " for tag in tags if tag}
     if codes:

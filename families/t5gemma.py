@@ -1,9 +1,8 @@
-"""T5Gemma in MLX: two stacks of Gemma 2's blocks, of one size or of two.
+"""T5Gemma in MLX (Zhang et al. 2025, arXiv 2504.06225): two stacks of Gemma 2's blocks (arXiv 2408.00118).
 
-The architecture is Zhang et al. 2025 (arXiv 2504.06225) on Gemma 2 (arXiv 2408.00118): rotary
-positions, grouped queries, soft caps on scores and logits, sliding windows in every other layer, norms
-before and after each sub-layer. Shapes: B rows, S source tokens, T new tokens, N cache slots, H heads
-of queries and H_kv of keys and values, D head width, V the decoder's vocabulary.
+Rotary positions, grouped queries, soft caps on scores and logits, sliding windows in every other layer, norms on both sides
+of each sub-layer. Shapes: B rows, S source tokens, T new tokens, N cache slots, H heads of queries and H_kv of keys and
+values, D head width, V the decoder's vocabulary.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -24,8 +24,7 @@ PROMPTS = {
 def translation_of(
     model_type: str, chat_template: str
 ) -> tuple[TranslationPrompt, Languages | None]:
-    """The prompt of a model with this chat template, and its languages; None: any. TranslateGemma's template has a table of
-    languages and takes their codes."""
+    """A model's prompt and languages (None: any); TranslateGemma's template has a table of their codes."""
     if "source_lang_code" not in chat_template:
         return PROMPTS.get(model_type, INSTRUCT), None
     from jinja2 import Environment, nodes  # which mlx-lm brings

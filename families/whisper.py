@@ -1,7 +1,5 @@
 """Whisper in MLX (Radford et al. 2022, arXiv 2212.04356), and distil-Whisper (Gandhi et al. 2023, arXiv 2311.00430).
 
-A prompt is a `SoundPrompt` of sound. It holds what encoders have made of it, so a draft model with the target's encoder never
-runs it again.
 Shapes: B rows, F frames of a window, S encoder positions (F / 2), T new tokens, V vocabulary.
 """
 
@@ -136,8 +134,7 @@ class Whisper(EncoderDecoder):
         self.decoder.norm = nn.LayerNorm(c.d_model)
 
     def for_target(self, target: Model) -> Model:
-        """As the contract says; with the target's encoder if it is the same, which then runs once for both. Raises InputError
-        if this model needs other features than the target, whose windows it gets."""
+        """As the contract says; with the target's encoder if it is the same, which then runs once for both."""
         if not isinstance(target, Whisper):
             return self
         ours, theirs = (
