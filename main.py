@@ -121,7 +121,7 @@ def decode_prompt(
         print()
         summary.add(response)
         remember(replace(response, text=text))
-    summary.print(decoder, options, display.verbose)
+    summary.print(decoder, display.verbose)
     if summary.failed:
         sys.exit(cli.INPUT_ERROR)
 

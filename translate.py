@@ -9,7 +9,6 @@ import terminal  # noqa: F401 (first: it checks Python and the packages)
 # isort: split
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -116,12 +115,11 @@ def run_command(args, ranks: Ranks) -> None:
     runner.check(files)
     if decoder.learner:
         decoder.learner.total = sum(length(file.document) for file in files)
-    began = time.perf_counter()
     translate(runner, files, failures, args.report)
     note_learned(decoder)
     if args.verbose:
         summary.pairs = len(decoder.memory.pairs) if decoder.memory else 0
-        for line in summary.lines(time.perf_counter() - began):
+        for line in summary.lines():
             reporter.note(line)
 
 

@@ -96,7 +96,7 @@ def first_columns(gain: np.ndarray) -> np.ndarray:
 
 def has_spaces(language: str, task: str) -> bool:
     """Whether words are what spaces separate in the text."""
-    return task == TASKS[1] or languages.has_spaces(language, languages.UNSPACED)
+    return task == TASKS[1] or languages.has_spaces(language)
 
 
 def split(tokens: Sequence[int], decode: Decode, spaces: bool) -> Iterator[tuple[str, int]]:

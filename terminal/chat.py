@@ -45,7 +45,7 @@ def chat(
             continue
         print()
         messages.append({"role": "assistant", "content": text})
-        summary.print(decoder, options, display.verbose)
+        summary.print(decoder, display.verbose)
 
 
 def _typed_lines() -> Iterator[str]:

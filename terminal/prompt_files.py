@@ -292,7 +292,7 @@ def decode_file(
                 remember(response)
                 summary.add(response)
                 show_progress(lines_done + summary.texts // samples)
-    summary.print(decoder, options, display.verbose, is_file=True)
+    summary.print(decoder, display.verbose)
     if task.output:
         print(task.output)
     if file.bad_lines:

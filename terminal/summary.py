@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from common.reporting import reporter
-from decoder import Options, Response, SpeculativeDecoder, Stats
-from speculative.options import MAX_TOKENS
+from decoder import Response, SpeculativeDecoder, Stats
 from speculative.row import FAILED
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -18,7 +17,7 @@ class Summary:
     """The statistics of some texts together. Add each text's last response."""
 
     texts: int = 0
-    cut: int = 0  # texts cut off by max_tokens or the model's maximum length
+    cut: int = 0  # texts cut off by max_tokens, the checkpoint's limit or the model's
     longest_cut: int = 0  # tokens of the longest of them
     failed: int = 0  # texts that could not keep to their form
     stats: Stats = field(default_factory=Stats)
@@ -38,49 +37,31 @@ class Summary:
         self.peak_memory = max(self.peak_memory, response.peak_memory)
         self.seed = response.seed
 
-    def print(
-        self,
-        decoder: SpeculativeDecoder,
-        options: Options,
-        verbose: bool = False,
-        is_file: bool = False,
-    ) -> None:
-        """On stderr: which limit cut texts off, which texts failed and, if `verbose`, statistics."""
-        notes = []
+    def print(self, decoder: SpeculativeDecoder, verbose: bool) -> None:
+        """On stderr: how many texts were cut off, how many failed and, if `verbose`, statistics."""
         if self.cut:
-            texts = f"{self.cut} of {self.texts} texts" if is_file else "the text"
-            notes.append(f"{self._limit(decoder, options)} cut {texts} short")
+            cut = f"{self.cut} of {self.texts} outputs cut short"
+            reporter.note(f"{cut} after at most {self.longest_cut} tokens; see --max-tokens")
         if self.failed:
-            notes.append(f"{self.failed} of {self.texts} outputs could not keep to their form")
+            reporter.note(f"{self.failed} of {self.texts} outputs could not keep to their form")
         if verbose:
             self.pairs = len(decoder.memory.pairs) if decoder.memory else 0
-            notes += self.lines(time.perf_counter() - self.began)
+            for line in self.lines():
+                reporter.note(line)
         if verbose and decoder.draft_vocabulary:
-            notes.append(str(decoder.draft_vocabulary))
-        for note in notes:
-            reporter.note(note)
+            reporter.note(str(decoder.draft_vocabulary))
 
-    def _limit(self, decoder: SpeculativeDecoder, options: Options) -> str:
-        """The limit that cut texts short."""
-        applied = decoder.text.defaults.applied(options)
-        for setting in ("max_new_tokens", "max_length"):
-            if setting in applied:
-                return f"the checkpoint's {setting}={applied[setting]} (see --max-tokens)"
-        max_tokens = options.max_tokens or MAX_TOKENS
-        is_ours = self.longest_cut >= max_tokens
-        return f"--max-tokens {max_tokens}" if is_ours else "the model's maximum length"
-
-    def lines(self, seconds: float) -> list[str]:
-        """The lines to print, for `seconds` of work in total."""
+    def lines(self) -> list[str]:
+        """The statistics, for all the time since the summary was made."""
         if not self.texts:
             return ["0 outputs"]
+        seconds = time.perf_counter() - self.began
         stats = self.stats
         texts = "1 output" if self.texts == 1 else f"{self.texts} outputs"
         seed = "" if self.seed is None else f" with seed {self.seed}"
-        cut = f" ({self.cut} cut at max_tokens)" if self.cut else ""
         cached = f" ({stats.cached_tokens} of them read before)" if stats.cached_tokens else ""
         lines = [
-            f"{texts}{seed}{cut}: {stats.prompt_tokens} {self.unit}{cached}, {stats.tokens} tokens in "
+            f"{texts}{seed}: {stats.prompt_tokens} {self.unit}{cached}, {stats.tokens} tokens in "
             f"{seconds:.2f} s, {stats.tokens / seconds:.1f} tokens/s, "
             f"{stats.tokens_per_call:.2f} tokens per target call"
         ]

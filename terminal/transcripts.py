@@ -167,7 +167,7 @@ def print_summary(summary: Summary, played: float) -> None:
 
     seconds = time.perf_counter() - summary.began
     summary.peak_memory = mx.get_peak_memory() / 1e9
-    for line in (f"{played:.1f} s of audio in {seconds:.1f} s", *summary.lines(seconds)):
+    for line in (f"{played:.1f} s of audio in {seconds:.1f} s", *summary.lines()):
         reporter.note(line)
 
 

@@ -189,7 +189,7 @@ def test_what_is_taken_is_told(tmp_path):
     assert first == "ignored from generation_config.json: num_beams=4 (use --num-beams 4)"
     assert second.startswith("used from generation_config.json: ")
     assert "repetition_penalty=1.3" in second and "no_repeat_ngram_size" not in second
-    assert third == "the checkpoint's max_length=11 (see --max-tokens) cut the text short"
+    assert third == "1 of 1 outputs cut short after at most 10 tokens; see --max-tokens"
 
 
 def test_settings_that_cannot_be_or_are_not_supported_are_named(tmp_path):

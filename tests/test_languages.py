@@ -143,7 +143,7 @@ def test_a_files_name_has_the_short_code():
         False,
         False,
         True,
-        True,
+        False,
         True,
     ]
 

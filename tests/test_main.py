@@ -61,10 +61,10 @@ def test_texts_that_max_tokens_cuts_are_told(folder):
     text = json.loads(result.stdout)["text"]
     assert text and text != ANSWER and ANSWER.startswith(text)
     assert result.returncode == 0
-    assert result.stderr == "--max-tokens 4 cut the text short\n"
+    assert result.stderr == "1 of 1 outputs cut short after at most 4 tokens; see --max-tokens\n"
     result = call("--prompt-file", "p.txt", "-m", "4", cwd=folder)
     assert result.returncode == 0
-    assert result.stderr == "--max-tokens 4 cut 2 of 3 texts short\n"
+    assert result.stderr == "2 of 3 outputs cut short after at most 4 tokens; see --max-tokens\n"
 
 
 BEAMS = ("length-penalty", "early-stopping")

@@ -1,15 +1,10 @@
 """--verbose: sums over texts, shares of the time, and a histogram that shows what it counts."""
 
-from types import SimpleNamespace
-
 import pytest
 
-from common.reporting import reporter
-from decoder import Batch, Options, batch_generate
+from decoder import Batch, batch_generate
 from demo.examples import examples
-from terminal import cli
 from terminal.summary import Summary, sparkline
-from text.generation import GenerationDefaults
 
 
 def test_a_bar_is_as_high_as_its_count():
@@ -37,11 +32,3 @@ def test_rows_share_the_time_of_their_steps(demo_pair, monkeypatch):
     assert summary.stats.preparing_seconds == pytest.approx(
         sum(step.draft.prefill_seconds for step in steps)
     )
-
-
-def test_a_text_that_the_models_length_cuts_is_told(monkeypatch, capsys):
-    monkeypatch.setattr(reporter, "note", cli.note)
-    summary = Summary(texts=1, cut=1, longest_cut=63)
-    decoder = SimpleNamespace(text=SimpleNamespace(defaults=GenerationDefaults()))
-    summary.print(decoder, Options(max_tokens=512))
-    assert capsys.readouterr().err == "the model's maximum length cut the text short\n"

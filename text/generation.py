@@ -67,15 +67,12 @@ class GenerationDefaults:
             {key: value for key, value in given.items() if key in names},
             {key: value for key, value in given.items() if key in _NOT_DONE},
         )
-        if defaults.settings:
-            with errors_name(folder / name):
-                defaults.with_defaults(Options(num_beams=2), 0)
+        with errors_name(folder / name):
+            defaults.with_defaults(Options(num_beams=2), 0)
         return defaults
 
     def with_defaults(self, options: Options, prefix_size: int) -> Options:
         """The options, with these settings in place of None; prefix_size: tokens that the row begins with."""
-        if not self.settings:
-            return options
         defaults = {k: self.settings[k] for k in _same_names(options) if k in self.settings}
         if prefix_size > 1:  # transformers forces it only after a single token
             defaults.pop("forced_bos_token_id", None)

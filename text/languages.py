@@ -18,8 +18,7 @@ from common.errors import InputError
 
 FILE = "languages.json"
 _NEAR, _FAR = 5, 60  # the CLDR's distances: de-AT is 4 from de, Swiss German 8, Luxembourgish 20
-HAN = ("Hans", "Hant", "Hani", "Jpan")  # scripts without spaces between sentences
-UNSPACED = (*HAN, "Thai", "Laoo", "Mymr")  # those without spaces between words
+_UNSPACED = ("Hans", "Hant", "Hani", "Jpan", "Thai", "Laoo", "Mymr")  # scripts
 _NAMED = ("text", "source", "target", "start")  # placeholders in source and prefix
 
 
@@ -144,11 +143,10 @@ def short(code: str) -> str:
     return "-".join(filter(None, (language.language, language.script)))
 
 
-def has_spaces(code: str, unspaced: Sequence[str] = HAN) -> bool:
-    """Whether the language has spaces between sentences: not if it is written in Han or kana. With UNSPACED, between
-    words."""
+def has_spaces(code: str) -> bool:
+    """Whether the language has spaces between words."""
     tag = tag_of(code)
-    return not tag or _script(tag) not in unspaced
+    return not tag or _script(tag) not in _UNSPACED
 
 
 def is_chinese(code: str) -> bool:

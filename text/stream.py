@@ -44,19 +44,14 @@ class TextStream:
                     self._stream = DecodeStream(skip_special_tokens=False)
                     self._stream.step(self._tokenizer, token)
                     self.text += self._rest()
-        added = self.text[before:]
-        return self._shown(added) if self._stops else added
+        return self._shown(self.text[before:])
 
     def finish(self) -> str:
         """The text still held back, after the last token."""
         rest = self._rest()
         self.text += rest
-        if not self._stops:
-            return rest
         shown = self._shown(rest)
-        waiting = self._waiting
-        self._waiting = ""
-        return shown + waiting
+        return shown + self._waiting
 
     def _rest(self) -> str:
         """The text of all tokens beyond `text`."""

@@ -9,7 +9,6 @@ from tokenizers import Tokenizer
 from common.errors import InputError
 from text.memory import Report, load_memory
 
-_TOGETHER = 1000  # texts that are split into tokens in one call
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
@@ -21,10 +20,8 @@ def read_tokens(tokenizer: Tokenizer, path: Path, report: Report) -> set[int]:
     else:
         texts = path.read_text(encoding="utf-8-sig", errors="ignore").splitlines()
     tokens = set[int]()
-    for first in range(0, len(texts), _TOGETHER):
-        some = texts[first : first + _TOGETHER]
-        for encoding in tokenizer.encode_batch(some, add_special_tokens=False):
-            tokens.update(encoding.ids)
+    for text in texts:
+        tokens.update(tokenizer.encode(text, add_special_tokens=False).ids)
     if not tokens:
         raise InputError(f"{path} holds no text")
     return tokens
