@@ -19,14 +19,7 @@ from common.reporting import reporter
 from decoder import BATCH_SIZE
 from distributed.ranks import Ranks, session
 from documents import FORMATS
-from documents.files import (
-    REPORT_HEAD,
-    File,
-    FileTranslator,
-    load_all,
-    output_of,
-    report_of,
-)
+from documents.files import REPORT_HEAD, File, FileTranslator, load_all, output_of, report_of
 from documents.translator import Translator, length
 from terminal import cli, flags
 from terminal.models import Models, merge_adapter, note_learned, open_decoder
@@ -124,10 +117,7 @@ def run_command(args, ranks: Ranks) -> None:
 
 
 def translate(
-    runner: FileTranslator,
-    files: Sequence[File],
-    unread: Sequence[InputError],
-    report: Path | None,
+    runner: FileTranslator, files: Sequence[File], unread: Sequence[InputError], report: Path | None
 ) -> None:
     """Translate files and say what a reader should know. InputError at the end if some were not translated, or could not
     be read."""

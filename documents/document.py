@@ -1,6 +1,5 @@
 """The contract of the formats: passages to translate, and where their translations go."""
 
-import codecs
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -90,14 +89,8 @@ def by_lines(source: str, passage: Passage, text: str, targets: Targets) -> Fitt
     return None if text == passage.text else Fitted(by_length(passage, text))
 
 
-def encoding_of(data: bytes) -> str:
-    """UTF-8, or as a byte-order mark says."""
-    encodings = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-    return encodings.get(data[:2], "utf-8")
-
-
 def as_text(data: bytes) -> str:
-    source = data.decode(encoding_of(data))
+    source = data.decode()
     if "\0" in source:
         raise InputError("not text")
     return source
@@ -135,7 +128,7 @@ def in_text(
             plain += fitted.plain
             if fitted.problems:
                 problems[number] = fitted.problems
-        return Written(_edited(source, sorted(edits)).encode(encoding_of(data)), plain, problems)
+        return Written(_edited(source, sorted(edits)).encode(), plain, problems)
 
     return Document(passages, write, **fields)
 

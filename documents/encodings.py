@@ -9,7 +9,7 @@ from dataclasses import replace
 from common.errors import InputError
 from documents.document import AllTargets, Document, Texts, Written
 
-_BINARY = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"PK")  # formats read these themselves
+_MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 # Not UTF-16, in which this could not be read
 _DECLARED = re.compile(rb"""(?i)(?:encoding|charset)\s*=\s*["']?(?!utf-16)([\w.:-]+)""")
 _HEAD = 2000  # bytes in which an encoding is declared
@@ -22,11 +22,11 @@ def decoded(
     is_markup: bool = False,
 ) -> Document:
     """The document that `parse` makes of the data in UTF-8; it is written in its own encoding again, if that has all
-    characters. encoding: None: as declared, UTF-8, or else a guess, which is noted. is_markup: it may declare its encoding,
+    characters. encoding: None: as declared, UTF-8, or else a guess, which is noted; a byte-order mark comes first. is_markup: it may declare its encoding,
     and write characters as numbers. InputError if the encoding is wrong."""
-    if data.startswith(_BINARY):
+    if data.startswith(b"PK"):  # an archive
         return parse(data)
-    name, is_guess = (encoding, False) if encoding else _encoding(data, is_markup)
+    name, is_guess = _encoding(data, encoding, is_markup)
     try:
         source = data.decode(name)
     except (UnicodeError, LookupError):
@@ -47,8 +47,11 @@ def decoded(
     return replace(document, write=write, notes=[*notes, *document.notes])
 
 
-def _encoding(data: bytes, is_markup: bool) -> tuple[str, bool]:
+def _encoding(data: bytes, given: str | None, is_markup: bool) -> tuple[str, bool]:
     """The encoding that the data are in, and whether it is a guess."""
+    told = _MARKS.get(data[:2], given)
+    if told:
+        return told, False
     declared = _DECLARED.findall(data[:_HEAD])[:1] if is_markup else []
     for name in (*(each.decode() for each in declared), "utf-8"):
         with suppress(UnicodeError, LookupError):

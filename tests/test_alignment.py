@@ -141,18 +141,18 @@ def test_the_reading_that_agrees_best_is_chosen_and_kept():
     assert aligner.reading == (1, 1)
     (alignment,) = aligner.align([PAIR])
     assert [alignment.weights[:, i].argmax() for i in range(3)] == [1, 2, 0]
+    aligner.align([PAIR] * 9)
+    assert aligner._model.calls[-2:] == [[0, 1], [1]]
 
 
 def test_rubbish_at_first_does_not_choose_for_ever(monkeypatch):
     """As one client of a server may send it."""
     aligner = scripted_aligner()
 
-    def read(pairs):
+    def read(pairs, readings):
         for source, _ in pairs:
             best = (0, 0) if source == "rubbish" else (1, 1)
-            yield {
-                each: SimpleNamespace(agreement=1.0 * (each == best)) for each in aligner.agreement
-            }
+            yield {each: SimpleNamespace(agreement=1.0 * (each == best)) for each in readings}
 
     monkeypatch.setattr(aligner, "read", read)
     aligner.align([("rubbish", "x")] * 140)

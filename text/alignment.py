@@ -22,6 +22,7 @@ Pair = tuple[str, str]  # a prompt and its text
 Reading = tuple[int, int]  # a decoder layer; 0: when it writes a token, 1: when it reads it
 
 _FADE = 0.97  # of what a text says, for each later one: 140 lines of rubbish count as 33
+_TRIAL = 100  # texts that choose the layer; later the first of some
 _FEW = 16  # texts that choose it well enough
 _TOGETHER = 8  # texts in a call
 _TINY = 1e-9
@@ -138,15 +139,20 @@ class Aligner:
         results = dict[int, dict[Reading, Alignment]]()
         for first in range(0, len(order), _TOGETHER):
             some = order[first : first + _TOGETHER]
-            results |= zip(some, self.read([every[i] for i in some]), strict=True)
-        for result in results.values():
-            for reading, alignment in result.items():
-                self.agreement[reading] = _FADE * self.agreement[reading] + alignment.agreement
-        self._texts += len(every)
+            is_trial = first == 0 or self._texts < _TRIAL
+            readings = [*self.agreement] if is_trial else [self.reading]
+            results |= zip(some, self.read([every[i] for i in some], readings), strict=True)
+            self._texts += len(some)
+            if is_trial:
+                for i, reading in product(some, readings):
+                    faded = _FADE * self.agreement[reading]
+                    self.agreement[reading] = faded + results[i][reading].agreement
         return [results[i][self.reading] for i in range(len(pairs))]
 
-    def read(self, pairs: Sequence[Pair]) -> Iterator[dict[Reading, Alignment]]:
-        """The alignment of each pair by each reading, in one call of the model."""
+    def read(
+        self, pairs: Sequence[Pair], readings: Sequence[Reading]
+    ) -> Iterator[dict[Reading, Alignment]]:
+        """The alignment of each pair by each of the readings, in one call of the model."""
         config = self._model.config
         encoded = [
             self._text.encode(check_prompt(self._framed(source)), *self._options)
@@ -157,7 +163,7 @@ class Aligner:
         prompts = [each.tokens[: config.max_prompt_tokens] for each in encoded]
         rows = [[*a, *b.ids][: config.max_positions] for a, b in zip(prefixes, texts, strict=True)]
         tokens, _ = padded(rows, config.pad_token_id)
-        layers = dict.fromkeys(layer for layer, _ in self.agreement)
+        layers = dict.fromkeys(layer for layer, _ in readings)
         _, scores = self._model.attention(prompts, mx.array(tokens), layers)
         means = {layer: mx.softmax(x, axis=-1).mean(axis=1) for layer, x in scores.items()}
         mx.eval(means)
@@ -169,7 +175,7 @@ class Aligner:
             lines = _shares(texts[b].offsets, text_words)
             lines /= np.maximum(lines.sum(axis=0), _TINY)  # the mean of a word's pieces
             alignments = {}
-            for layer, step in self.agreement:
+            for layer, step in readings:
                 first = len(prefixes[b]) - 1 + step
                 x = attention[layer][b, first : first + len(lines), : len(columns)]
                 x = lines[: len(x)].T @ x @ columns

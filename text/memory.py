@@ -21,16 +21,8 @@ from common.files import naming_file
 CLOSE = 0.7  # the least similarity that counts; translators' tools use 0.7 or 0.75
 _TASK = re.compile(r"\s*(?:<2(\w+)>|>>(\w+)<<|([^:\n]{1,40}:(?=\s)))\s*")
 
-_CODES = (
-    "bpt",
-    "ept",
-    "it",
-    "ph",
-    "ut",
-    "note",
-    "prop",
-    "tu",
-)  # elements without words, or done with
+# Elements without words, or done with
+_CODES = ("bpt", "ept", "it", "ph", "ut", "note", "prop", "tu")
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 Report = Callable[[int, str], None]

@@ -75,7 +75,7 @@ for language, code in CODES.items():
     aligner = Aligner(decoder, options)
     pairs = list(zip(sources, texts, strict=True))
     best = aligner.align(pairs)
-    every = aligner.read(pairs)
+    every = aligner.read(pairs, [*aligner.agreement])
     for alignment, readings in zip(best, every, strict=True):
         ways = {f"layer {k + 1}{', read' * step}": x.weights for (k, step), x in readings.items()}
         agreement = {way: float(x.sum()) for way, x in ways.items()}
