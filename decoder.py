@@ -351,10 +351,8 @@ class SpeculativeDecoder:
 
     def check(self, prompt: Content, options: Options) -> None:
         """Raise InputError if the prompt cannot be decoded: see `row`."""
-        checked = check_prompt(prompt)
         # With a reference: otherwise the memory would be searched for one.
-        reference = checked.reference or options.reference or "-"
-        self.row(replace(checked, reference=reference), options)
+        self.row(prompt, replace(options, reference=options.reference or "-"))
 
     def seeded(self, options: Options) -> Options:
         """These options, with a fresh seed if they sample and name none. Ranks take rank 0's."""
@@ -462,6 +460,5 @@ def batch_generate(
     **options,
 ) -> list[Response]:
     """As `SpeculativeDecoder.batch_generate`."""
-    return _decoder(model, tokenizer, draft_model, options).batch_generate(
-        prompts, batch_size, **options
-    )
+    decoder = _decoder(model, tokenizer, draft_model, options)
+    return decoder.batch_generate(prompts, batch_size, **options)

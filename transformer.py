@@ -13,8 +13,8 @@ import mlx.nn as nn
 import numpy as np
 
 from common.errors import InputError
-from speculative.cache import CrossCache, table_positions
-from speculative.model import Model, TokenLists, padded, replace_unknown
+from speculative.cache import MASKED, CrossCache
+from speculative.model import Model, TokenLists, padded
 
 Sublayer = Callable[[mx.array], mx.array]
 Mask = mx.array | None  # boolean, or added to scores: broadcast to [B, H, T, N]; None: hide nothing
@@ -258,7 +258,7 @@ class EncoderDecoder(LanguageModel):
             raise InputError(f"a source of {S} tokens; the model reads {limit} at most")
         if not mask.any(axis=1).all():
             raise InputError("a source without a token cannot be encoded")
-        tokens = replace_unknown(tokens, self.source_vocab_size, self.config.pad_token_id)
+        tokens = np.where(tokens < self.source_vocab_size, tokens, self.config.pad_token_id)
         return self.attend_to(self.encode(mx.array(tokens), mask), mask)
 
     def attend_to(
@@ -308,7 +308,7 @@ class EncoderDecoder(LanguageModel):
 
     def known_positions(self, positions: np.ndarray) -> np.ndarray:
         """Positions to look up in a table, a filler's too. InputError for one beyond the model's last."""
-        known = table_positions(positions)
+        known = np.where(positions == MASKED, 0, positions)  # MLX reads beyond a table's end
         limit = self.config.max_positions
         if limit and known.max() >= limit:
             raise InputError(f"the text is longer than the {limit} positions that the model knows")

@@ -20,8 +20,6 @@ import warnings
 from pathlib import Path
 
 SWITCH = "SPECULATIVE_BLAS"  # 0: keep MLX's own
-# How long idle threads spin. With the default, two processes side by side decode at a seventh of the speed.
-_TIMEOUT = "OPENBLAS_THREAD_TIMEOUT"
 
 
 def load() -> tuple[str, str]:
@@ -37,16 +35,14 @@ def load() -> tuple[str, str]:
     if package is None or package.origin is None:
         return "", "scipy-openblas32 is not installed: pip install -r requirements.txt"
     path = Path(package.origin).parent / "lib/libscipy_openblas.so"
-    is_given = _TIMEOUT in os.environ
-    os.environ.setdefault(_TIMEOUT, "20")  # the library reads it when loaded
+    # How long idle threads spin, which the library reads when loaded. With the default, two processes side by side decode at
+    # a seventh of the speed.
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
     try:
         product = ctypes.CDLL(str(path)).scipy_cblas_sgemm
         name_globally("cblas_sgemm", ctypes.cast(product, ctypes.c_void_p).value or 0)
     except (OSError, AttributeError, KeyError) as error:
         return "", f"cannot load {path}: {error}"
-    finally:
-        if not is_given:
-            del os.environ[_TIMEOUT]
     return path.name, ""
 
 

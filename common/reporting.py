@@ -10,10 +10,6 @@ from typing import Any
 Advance = Callable[[int], Any]  # called with how many units are done more
 
 
-def _no_bar(title: str, total: int, unit: str, delay: float) -> AbstractContextManager[Advance]:
-    return nullcontext(lambda units: None)
-
-
 @dataclass
 class Reporter:
     """note:    takes a line about what is being done
@@ -22,7 +18,9 @@ class Reporter:
     """
 
     note: Callable[[str], Any] = lambda line: None
-    bar: Callable[[str, int, str, float], AbstractContextManager[Advance]] = _no_bar
+    bar: Callable[[str, int, str, float], AbstractContextManager[Advance]] = (
+        lambda title, total, unit, delay: nullcontext(lambda units: None)
+    )
     confirm: Callable[[str], bool] | None = None
 
 

@@ -14,11 +14,6 @@ import numpy as np
 MASKED = 1 << 30
 
 
-def table_positions(positions: np.ndarray) -> np.ndarray:
-    """Positions that may index a table, which MLX reads beyond its end without an error: 0 for MASKED."""
-    return np.where(positions == MASKED, 0, positions)
-
-
 def padding_mask(mask: np.ndarray) -> mx.array | None:
     """The visible source tokens, boolean [B, 1, 1, S], from the mask [B, S]; None: all of them."""
     return None if mask.all() else mx.array(mask[:, None, None, :])

@@ -100,8 +100,7 @@ class CachedModel:
         the first lengths[b] count. Call `keep` afterwards."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
-            if (self.missing(contexts) > self.MAX_MISSING).any():
-                self.catch_up(contexts)
+            self.catch_up(contexts)
             return self.decode(contexts, drafted, lengths)
         if drafted.shape[1]:  # the cache lacks nothing else
             ahead = mx.concatenate([ahead, self.decode(contexts, drafted, lengths)], axis=1)
@@ -149,8 +148,9 @@ class CachedModel:
         return np.maximum(np.array([len(each) for each in contexts]) - held, 0)
 
     def catch_up(self, contexts: TokenLists) -> None:
-        """Prefill all but the last token of each row."""
-        prefill(self.model, self.cache, contexts)
+        """Prefill all but the last token of each row, if one lacks many."""
+        if (self.missing(contexts) > self.MAX_MISSING).any():
+            prefill(self.model, self.cache, contexts)
 
 
 def following(contexts: TokenLists, lengths: np.ndarray) -> np.ndarray:

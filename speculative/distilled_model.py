@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from speculative.cache import MASKED, CrossCache
+from speculative.cache import MASKED
 from speculative.cached_model import CachedModel
 from speculative.model import Model, TokenLists
 from speculative.prefill import missing_tokens
@@ -27,37 +27,29 @@ class DistilledModel(CachedModel):
         self.prefix_sizes: Sequence[int] = ()
         self._state: Any = None  # [B, 1, D], the last column of the last call
 
-    @property
-    def _target_cache(self) -> CrossCache:
-        assert isinstance(self._target.cache, CrossCache)
-        return self._target.cache
-
     def admit(self, batch_size: int, indices: Sequence[int], prompts: TokenLists) -> list[int]:
-        encoded, mask = self._target_cache.encoded(indices)
+        encoded, mask = self._target.cache.encoded(indices)
         self._insert(batch_size, indices, self._full_model.attend_to(encoded, mask))
         return [0] * len(indices)
 
     def decode(self, contexts: TokenLists, drafted: mx.array, lengths: np.ndarray) -> mx.array:
-        assert self.cache and not drafted.shape[1]
         tokens, positions = missing_tokens(contexts, self.cache.lengths, self.config)
         self._num_read = tokens.shape[1]
         # A token that the target has not read either follows on no state.
         in_text = positions >= np.array(self.prefix_sizes)[:, None]
-        self._state = self._target_cache.states(np.where(in_text, positions - 1, -1))
+        self._state = self._target.cache.states(np.where(in_text, positions - 1, -1))
         return self.feed(mx.array(tokens), positions)[:, None]
 
     def feed(self, tokens: mx.array, positions: np.ndarray) -> mx.array:
-        assert isinstance(self.cache, CrossCache)
         self.cache.previous = self._state
         self._state = self.model.states(tokens, positions, self.cache)[:, -1:]
         return self.model.logits(self._state)[:, -1]
 
     def seen(self, b: int, tokens: Sequence[int]) -> tuple[mx.array, mx.array]:
         """The encoder's output [S, D] and the states [T, W] of a row's tokens, which the target has at hand."""
-        encoded, mask = self._target_cache.encoded([b])
-        positions = np.tile(np.arange(len(tokens)), (len(self._target_cache.position), 1))
-        states = self._target_cache.states(positions)
-        assert states is not None
+        cache = self._target.cache
+        encoded, mask = cache.encoded([b])
+        states = cache.states(np.tile(np.arange(len(tokens)), (len(cache.position), 1)))
         seen = encoded[0][mx.array(np.flatnonzero(mask))], states[b]
         mx.eval(seen)
         return seen

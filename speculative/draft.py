@@ -51,11 +51,6 @@ class Plan:
         """The rows [B] that a draft model drafts for."""
         return np.array([c is not None and c.copy is None for c in self.candidates], bool)
 
-    @property
-    def missing(self) -> int:
-        """The number of tokens that the draft model has to read before it can draft."""
-        return sum(c.missing for c in self.candidates if c is not None)
-
     def only(self, drafting: np.ndarray) -> "Plan":
         """The plan for the rows where `drafting` [B] is true, and nothing for the others."""
         return replace(self, limits=np.where(drafting, self.limits, 0))

@@ -58,36 +58,6 @@ class Drafter:
         """Learn from rows that have finished."""
 
 
-class DrafterAround(Drafter):
-    """Does all that another drafter does; what differs is for subclasses."""
-
-    def __init__(self, inner: Drafter):
-        self._inner = inner
-
-    def follow(self, target: CachedModel) -> None:
-        self._inner.follow(target)
-
-    def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
-        super().admit(batch, new)
-        self._inner.admit(batch, new)
-
-    def select(self, indices: Sequence[int]) -> None:
-        super().select(indices)
-        self._inner.select(indices)
-
-    def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
-        return self._inner.candidates(contexts)
-
-    def draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
-        return self._inner.draft(contexts, plan, sampler)
-
-    def keep(self, n: np.ndarray) -> None:
-        self._inner.keep(n)
-
-    def learn(self, done: Sequence[Row]) -> None:
-        self._inner.learn(done)
-
-
 class ModelDrafter(Drafter):
     """Drafts with a smaller model, token by token. It prefills a prompt when it first drafts for it. A candidate's
     state says how the row's last draft fared, because texts stay easy or hard for a while."""
@@ -162,7 +132,8 @@ class ModelDrafter(Drafter):
         if not plan.limits.any():
             return no_draft(len(contexts))
         contexts = [each if n else [] for each, n in zip(contexts, plan.limits, strict=True)]
-        prefill_seconds = self._prefill(contexts) if plan.missing else 0.0
+        lacking = any(candidate and candidate.missing for candidate in plan.candidates)
+        prefill_seconds = self._prefill(contexts) if lacking else 0.0
         if isinstance(self._model, DistilledModel):
             self._model.prefix_sizes = [row.prefix_size for row in self._batch]
         positions = following(contexts, plan.limits)
@@ -201,8 +172,7 @@ class ModelDrafter(Drafter):
             self._model.admit(len(self._batch), new, [self._batch[b].prompt for b in new])
             for b in new:
                 del self._to_prefill[self._batch[b]]
-        if (self._model.missing(contexts) > self._model.MAX_MISSING).any():
-            self._model.catch_up(contexts)
+        self._model.catch_up(contexts)
         self._model.cache.wait()
         return float(self._broadcast(time.perf_counter() - began))
 
@@ -217,18 +187,17 @@ class ModelDrafter(Drafter):
                 self._last_outcome[row] = outcome if accepted else "none"
 
     def learn(self, done: Sequence[Row]) -> None:
-        for row in done:
-            if not self._to_prefill.pop(row, 0):
-                self._model.remember(self._batch.index(row), row.tokens)
-        if self._vocabulary:
-            for row in done:
-                self._vocabulary.learn(row.generated, row.options.target_lang)
         learner = self._full_model.learner
-        if learner and done:
-            assert isinstance(self._model, DistilledModel)
-            for row in done:
-                learner.learn(row, self._model.seen(self._batch.index(row), row.tokens))
-        elif learner:  # what has finished is in the journal by now
+        for row in done:
+            b = self._batch.index(row)
+            if not self._to_prefill.pop(row, 0):
+                self._model.remember(b, row.tokens)
+            if self._vocabulary:
+                self._vocabulary.learn(row.generated, row.options.target_lang)
+            if learner:
+                assert isinstance(self._model, DistilledModel)
+                learner.learn(row, self._model.seen(b, row.tokens))
+        if learner and not done:  # what has finished is in the journal by now
             learner.train(len(self._batch))
 
 
@@ -286,16 +255,14 @@ class PromptLookup(Drafter):
 
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
         super().admit(batch, new)
-        self._matchers = {row: self._matchers.get(row) or self._matchers_for(row) for row in batch}
-
-    def _matchers_for(self, row: Row) -> list[PromptMatcher]:
-        """The matchers for a row."""
-        matchers = []
-        if row.reference:
-            matchers.append(PromptMatcher(row.reference, self._piece, reference=True))
-        if self._to_target:
-            matchers.append(PromptMatcher(list(map(self._to_target, row.prompt)), self._piece))
-        return matchers
+        self._matchers = {row: self._matchers.get(row, []) for row in batch}
+        for row in (batch[b] for b in new):
+            matchers = []
+            if row.reference:
+                matchers.append(PromptMatcher(row.reference, self._piece, reference=True))
+            if self._to_target:
+                matchers.append(PromptMatcher(list(map(self._to_target, row.prompt)), self._piece))
+            self._matchers[row] = matchers
 
     def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
         offered: list[list[Candidate]] = [[] for _ in contexts]
@@ -307,25 +274,28 @@ class PromptLookup(Drafter):
         return offered
 
 
-class CombinedDrafter(DrafterAround):
+class CombinedDrafter(Drafter):
     """Copies, or asks another drafter, as the plan says: per row, in one batch."""
 
     def __init__(self, lookup: Drafter, inner: Drafter):
-        super().__init__(inner)
         self._lookup = lookup
+        self._inner = inner
         self._modelled = np.zeros(0, bool)  # [B], rows for which the other drafted last
 
+    def follow(self, target: CachedModel) -> None:
+        self._inner.follow(target)
+
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
-        super().admit(batch, new)
         self._lookup.admit(batch, new)
+        self._inner.admit(batch, new)
 
     def select(self, indices: Sequence[int]) -> None:
-        super().select(indices)
         self._lookup.select(indices)
+        self._inner.select(indices)
 
     def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
         copied = self._lookup.candidates(contexts)
-        modelled = super().candidates(contexts)
+        modelled = self._inner.candidates(contexts)
         # Matches that may be chance come after the model.
         return [
             sorted(copies + drafts, key=lambda candidate: candidate.state in WEAK)
@@ -336,7 +306,7 @@ class CombinedDrafter(DrafterAround):
         self._modelled = plan.modelled
         modelled = self._modelled
         copies = self._lookup.draft(contexts, plan.only(~modelled), sampler)
-        draft = super().draft(contexts, plan, sampler)
+        draft = self._inner.draft(contexts, plan, sampler)
         if not modelled.any():
             return copies
         lengths = np.where(modelled, draft.lengths, copies.lengths)
@@ -349,7 +319,10 @@ class CombinedDrafter(DrafterAround):
         return replace(draft, tokens=tokens, lengths=lengths, q=q, certain=certain)
 
     def keep(self, n: np.ndarray) -> None:
-        super().keep(np.where(self._modelled, n, 0))
+        self._inner.keep(np.where(self._modelled, n, 0))
+
+    def learn(self, done: Sequence[Row]) -> None:
+        self._inner.learn(done)
 
 
 def _padded(x: mx.array, width: int) -> mx.array:

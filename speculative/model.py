@@ -35,9 +35,7 @@ class Model:
     draft_of: str | None = None  # the target of a draft model that has only some layers of its own
     # As a draft model: begins with what the target's encoder made of the prompt, and reads the target's states
     reads_target = False
-    learner: Any = (
-        None  # of a draft model that learns: takes rows that finish (distillation/learning.py)
-    )
+    learner: Any = None  # of a draft model: learns from rows that finish (distillation/learning.py)
     start_token_id: int | None = None  # of the decoder, if it has an encoder
     # How a text's tokens attend to its prompt (transformer.py); None: it has no attention to a prompt alone
     attention: Callable[..., Any] | None = None
@@ -94,11 +92,6 @@ def padded(prompts: TokenLists, filler: int) -> tuple[np.ndarray, np.ndarray]:
     tokens = np.full(mask.shape, filler, np.int32)
     tokens[mask] = np.concatenate(prompts)
     return tokens, mask
-
-
-def replace_unknown(tokens: np.ndarray, vocab_size: int, filler: int) -> np.ndarray:
-    """The tokens, with ids that a model lacks (another model's) replaced by a filler."""
-    return np.where(tokens < vocab_size, tokens, filler)
 
 
 def common_prefix(rows: TokenLists) -> list[int]:

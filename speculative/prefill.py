@@ -12,7 +12,7 @@ import numpy as np
 
 from common.reporting import reporter
 from speculative.cache import MASKED, SlotCache
-from speculative.model import TokenLists, common_prefix, replace_unknown
+from speculative.model import TokenLists, common_prefix
 
 CHUNK = 512  # tokens of each row in a prefill's call
 
@@ -43,7 +43,8 @@ def missing_tokens(
     for b, row in enumerate(missing):
         tokens[b, width - len(row) :] = row
         positions[b, width - len(row) :] = np.arange(lengths[b], lengths[b] + len(row))
-    return replace_unknown(tokens, config.vocab_size, config.pad_token_id), positions
+    known = np.where(tokens < config.vocab_size, tokens, config.pad_token_id)
+    return known, positions  # a draft model may lack the target's last ids
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,7 +34,6 @@ class Prefixes:
         return self.tokens.shape[1] - T + 1 + mx.arange(T)[:, None]
 
 
-_FORCED = ("forced_bos_token_id", "forced_eos_token_id")
 # (logits [B, T, V] float32, prefixes) -> logits [B, T, V]. When the draft model drafts, V is its own: it has no ids
 # from V on. Your own processors must be hashable, and equal ones must do the same.
 Processor = Callable[[mx.array, Prefixes], mx.array]
@@ -169,7 +168,6 @@ def processors_for(options: Any, config: Any) -> tuple[Processor, ...]:
     bias = options.logit_bias or {}
     banned = options.suppress_tokens or ()
     words = {tuple(word) for word in options.bad_words_ids or ()}
-    forced = {name: getattr(options, name) for name in _FORCED}
     check_tokens("logit_bias", bias, config)
     check_tokens("bad_words_ids", chain(*words), config)
     check_tokens("suppress_tokens", banned, config)
@@ -187,10 +185,11 @@ def processors_for(options: Any, config: Any) -> tuple[Processor, ...]:
         processors.append(_biased(dict.fromkeys(words, -np.inf)))
     if options.min_tokens and (ends or stops):
         processors.append(MinTokens(options.min_tokens, ends + stops))
-    for name, token in forced.items():
+    for name, at_end in (("forced_bos_token_id", False), ("forced_eos_token_id", True)):
+        token = getattr(options, name)
         if token not in (None, -1):
             check_tokens(name, [token], config)
-            processors.append(Forced(token, at_end=name == _FORCED[1]))
+            processors.append(Forced(token, at_end))
     if banned:
         processors.append(_biased({(token,): -np.inf for token in banned}))
     return (*processors, *options.processors)

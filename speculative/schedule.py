@@ -265,9 +265,8 @@ class Schedule:
         size = rows.bit_length()
         key = size, self._drafter
         if key not in self._costs:
-            like = [each for each in self._costs if each[1] == self._drafter] or list(self._costs)
-            nearest = min(like, key=lambda each: abs(each[0] - size), default=key)
-            self._costs[key] = Costs(self._costs.get(nearest))
+            nearest = sorted(self._costs, key=lambda each: (each[1] != key[1], abs(each[0] - size)))
+            self._costs[key] = Costs(self._costs[nearest[0]] if nearest else None)
         return self._costs[key]
 
     def _brings(self, candidate: Candidate, room: int, t: np.ndarray, rate: float) -> np.ndarray:

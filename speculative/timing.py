@@ -58,15 +58,12 @@ def call_timer(model: Model, prompt: Sequence[int], rows: int) -> Callable[[int,
     `chained` calls that take the tokens of the call before."""
     cache = model.start([prompt] * rows)
 
-    def decode(tokens: mx.array, after: int) -> mx.array:
-        positions = cache.lengths[:, None] + after + np.arange(tokens.shape[1])
-        return mx.argmax(model.decode(tokens, positions.astype(np.int32), cache), axis=-1)
-
     def call(width: int, chained: int) -> float:
         began = time.perf_counter()
         tokens = mx.full((rows, width), _TOKEN)
-        for i in range(chained):
-            tokens = decode(tokens, i * width)
+        for _ in range(chained):
+            positions = (cache.lengths[:, None] + np.arange(width)).astype(np.int32)
+            tokens = mx.argmax(model.decode(tokens, positions, cache), axis=-1)
         mx.eval(tokens)
         cache.keep(np.zeros(rows, int))
         return (time.perf_counter() - began) / chained

@@ -48,7 +48,7 @@ class Scripted(Fixed):
         self.seen.append(
             (
                 drafted,
-                step.plan.missing,
+                sum(candidate.missing for candidate in step.plan.candidates if candidate),
                 step.seconds,
                 step.draft.prefill_seconds,
                 list(ended),

@@ -141,7 +141,9 @@ def test_a_draft_model_that_is_dear_to_read_is_not_read():
             fresh = step % 6 == 0
             candidate = Candidate("model", UNBOUNDED, missing=40 if fresh else 0)
             plan = schedule.plan([[candidate]], [30])
-            draft = Draft(None, plan.limits, prefill_seconds=reading if plan.missing else 0.0)
+            draft = Draft(
+                None, plan.limits, prefill_seconds=reading if fresh and plan.limits.any() else 0.0
+            )
             k = int(plan.limits[0])
             ended = [12] if step % 6 == 5 else []
             schedule.observe(Step(plan, draft, [k], 1 + 0.05 * k), ended)
