@@ -1,5 +1,4 @@
-"""Measuring for benchmark.py: ways of decoding take turns, so that anything that slows the machine down slows
-all of them."""
+"""Measuring for benchmark.py: ways of decoding take turns, so that a slow moment of the machine slows all of them."""
 
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -22,17 +21,16 @@ OtherWay = Callable[[TokenPrompts], list[list[int]]]
 """Another library's way: tokens of prompts -> tokens of their texts."""
 
 
-def widened_pair(sizes: Sequence[str], dtype: str | None = None) -> tuple[Any, Any]:
-    """The embedded pair widened to these sizes, as `load` returns models. dtype: by default what people decode in on this
-    device."""
-    return widened(sizes[0], "target", dtype), widened(sizes[1], "draft", dtype)
+def widened_pair(sizes: Sequence[str]) -> tuple[Any, Any]:
+    """The embedded pair widened to these sizes, in the type that people decode in on this device."""
+    return widened(sizes[0]), widened(sizes[1], "draft")
 
 
-def widened(size: str, role: str = "target", dtype: str | None = None) -> Any:
-    """One of the pair."""
+def widened(size: str, role: str = "target") -> Any:
+    """One of the pair, as `load` returns models."""
     causal = size in CAUSAL_SHAPES
     small, _ = load(DEMO / f"causal-{role}" if causal else demo_model(role))
-    small.set_dtype(getattr(mx, dtype or default_dtype()))
+    small.set_dtype(getattr(mx, default_dtype()))
     wide = widen(small, size)
     wide.text = small.text
     return wide
@@ -109,9 +107,8 @@ def take_turns(
     rounds: int = 1,
     pause: float = 0.0,
 ) -> dict[Any, WayRun]:
-    """Decode all prompts in each way. The ways take turns of `per_turn` prompts, after a warm-up with the first
-    prompt, in `rounds` over all prompts. `beside` is called once per turn. pause: seconds of rest before each
-    turn, longer than a library's threads spin when its work has ended (OpenMP of Intel: 0.2 s)."""
+    """Decode all prompts in each way, in turns of `per_turn` prompts, after a warm-up; `beside` is called once per turn.
+    pause: seconds before a turn, longer than a library's threads spin when its work has ended (Intel's OpenMP: 0.2 s)."""
     runs = {name: WayRun() for name in ways}
     for way in ways.values():
         way(prompts[:1])

@@ -2,8 +2,6 @@
 
 import os
 import platform
-import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -39,25 +37,18 @@ class Setting(NamedTuple):
 
 def describe() -> dict[str, str | int]:
     """The hardware and software that a figure depends on."""
+    info = mx.device_info()
     return {
-        "processor": _processor(),
+        "processor": info.get("device_name", platform.processor()),
         "cores": os.cpu_count() or 1,
         "memory": f"{installed() / 1e9:.0f} GB",
         "system": platform.platform(),
-        "device": f"{mx.default_device()}, {mx.device_info().get('architecture', '?')}",
+        "device": f"{mx.default_device()}, {info.get('architecture', '?')}",
         "python": platform.python_version(),
         **{name: version(name) for name in PACKAGES if find_spec(name.replace("-", "_"))},
         "blas": blas.loaded or Path(os.environ.get("LD_PRELOAD", "")).name or "of MLX",
         "threads": os.environ.get("OPENBLAS_NUM_THREADS", "default"),
     }
-
-
-def _processor() -> str:
-    if platform.system() == "Darwin":
-        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
-    match = re.search("model name.*: (.*)", Path("/proc/cpuinfo").read_text())
-    return match[1] if match else platform.processor()
 
 
 def sizes(target: Any, draft: Any | None, tokens: Mapping[str, Sequence[int]]) -> dict[str, str]:

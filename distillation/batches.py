@@ -99,9 +99,8 @@ def _shifted(states: mx.array) -> mx.array:
 def fit_mix(
     draft: Any, target: Any, batches: Iterable[TrainingBatch]
 ) -> Generator[None, None, mx.array]:
-    """Return the weights of `mix` with which the draft model's first layer reads nearly what it reads in the target, as far as
-    the states before a token tell: ridge regression, from the target's states and from the last of them alone. Yields after
-    each batch."""
+    """Return the weights of `mix` with which the draft model's first layer reads nearly what it reads in the target: ridge
+    regression, from the target's states before a token and from the last of them alone. Yields after each batch."""
     xx: Any = 0.0
     xy: Any = 0.0
     for batch in batches:

@@ -25,14 +25,9 @@ def call_times(draft: Any, target: Any, prompt: Sequence[int], rows: int = 1) ->
 
 @dataclass(frozen=True)
 class Evaluation:
-    """accuracy:  share of the tokens that are right as the first of a draft
-    per_call:  tokens of a target call, by how many are drafted
-    agreement: share of the texts' tokens that are the target's own choice
-    """
-
-    accuracy: float
-    per_call: dict[int, float]
-    agreement: float
+    accuracy: float  # share of the tokens that are right as the first of a draft
+    per_call: dict[int, float]  # tokens of a target call, by how many are drafted
+    agreement: float  # share of the texts' tokens that are the target's own choice
 
     def __str__(self) -> str:
         calls = ", ".join(f"{n:.1f} with {k} drafted" for k, n in self.per_call.items())
@@ -53,8 +48,7 @@ class Evaluation:
 def evaluate(
     draft: Any, target: Any, batches: Sequence[TrainingBatch]
 ) -> Generator[None, None, Evaluation]:
-    """Evaluate drafts from each token of texts that are known; those of all lengths in a few batches only. Yields after each
-    batch; returns the evaluation."""
+    """Evaluate drafts from each token of texts; those of all lengths in a few batches only. Yields after each batch."""
     right = tokens = agreed = whole_tokens = 0
     calls = dict.fromkeys(LENGTHS, 0)
     every = math.ceil(len(batches) / WHOLE_DRAFTS)

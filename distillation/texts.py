@@ -30,17 +30,14 @@ _MAX_UNKNOWN = 0.05  # share of unknown tokens above which a text is another mod
 
 @dataclass(frozen=True)
 class TrainingText:
-    """A prompt's tokens, and those of its text: the model's prefix and what it wrote. seen: the encoder's output [S, D] and the
-    states [T, W] of the tokens, if the model that wrote it had them at hand."""
-
     prompt: Sequence[int]
-    tokens: list[int]
+    tokens: list[int]  # the model's prefix and what it wrote
     prefix: int
+    # The encoder's output [S, D] and the states [T, W] of the tokens, if the model that wrote them had both at hand
     seen: tuple[mx.array, mx.array] | None = field(default=None, compare=False)
 
     @classmethod
     def from_row(cls, row: Row, seen: tuple[mx.array, mx.array] | None = None) -> "TrainingText":
-        """The text that a model has written."""
         return cls(row.prompt, row.tokens, row.prefix_size, seen)
 
     @property
@@ -117,8 +114,7 @@ def _text(model: Any, tokenizer: Tokenizer, encoded: Encoded, text: str) -> Trai
 def split(texts: Sequence[TrainingText]) -> tuple[list[TrainingText], list[TrainingText]]:
     """The texts to train on, and those held out. InputError if there are fewer than two."""
     if len(texts) < 2:
-        count = "one text" if texts else "no texts"
-        raise InputError(f"{count} to learn from: at least two are needed, to hold one out")
+        raise InputError("at least two texts to learn from are needed, to hold one out")
     trained = [text for text in texts if not text.held_out]
     held_out = [text for text in texts if text.held_out][:MAX_HELD_OUT]
     if not held_out:

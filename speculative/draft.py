@@ -12,20 +12,14 @@ FORCED = "forced"  # the drafter of what a row's form forces
 
 @dataclass(frozen=True)
 class Candidate:
-    """Tokens that a drafter could propose for a row.
-
-    drafter: what proposes it
-    max_length: how many tokens it has
-    copy: returns the first n of them; None for a draft model
-    state: groups a drafter's candidates with similar acceptance; a new group starts from the drafter's mean
-    missing: how many tokens the draft model has to read before it can draft
-    """
+    """Tokens that a drafter could propose for a row."""
 
     drafter: str
     max_length: int
-    copy: Callable[[int], Sequence[int]] | None = None
+    copy: Callable[[int], Sequence[int]] | None = None  # the first n of them; None: a draft model's
+    # Groups a drafter's candidates with similar acceptance; a new group starts from the drafter's mean
     state: str = ""
-    missing: int = 0
+    missing: int = 0  # tokens that the draft model has to read before it can draft
 
     @property
     def origin(self) -> str:

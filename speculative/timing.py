@@ -15,8 +15,7 @@ _DRAFTED = 5  # tokens per timed draft
 
 
 class CallTimes:
-    """The seconds of model calls. Target and draft model take turns, as in a step, so that neither finds its own data in the
-    caches."""
+    """The seconds of model calls. Target and draft model take turns, as in a step: neither finds its own data in the caches."""
 
     def __init__(
         self,
@@ -54,8 +53,7 @@ class CallTimes:
 
 
 def call_timer(model: Model, prompt: Sequence[int], rows: int) -> Callable[[int, int], float]:
-    """A function that returns the seconds of a decoder call on `width` tokens of each row, as in a step, or of each of
-    `chained` calls that take the tokens of the call before."""
+    """A function that returns the seconds of a decoder call on `width` tokens of each row, or of each of `chained` calls."""
     cache = model.start([prompt] * rows)
 
     def call(width: int, chained: int) -> float:

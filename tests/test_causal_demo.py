@@ -25,10 +25,17 @@ pytestmark = pytest.mark.slow
 PAIR = ["--model", DEMO / "causal-target", "--draft-model", DEMO / "causal-draft"]
 
 
+def in_float32(size: str):
+    """Target and draft model."""
+    models = widened_pair((size, size))
+    for model in models:
+        model.set_dtype(mx.float32)
+    return models
+
+
 @pytest.fixture(scope="module")
 def pair():
-    """Target and draft model, in float32."""
-    return widened_pair(("llama-demo", "llama-demo"), "float32")
+    return in_float32("llama-demo")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +65,7 @@ def test_texts_are_those_of_mlx_lms_ways_and_the_right_answers(pair, prompts, ex
 
 
 def test_a_widened_model_is_the_same_function(pair):
-    wide = widened_pair(("llama-60m", "llama-60m"), "float32")
+    wide = in_float32("llama-60m")
     tokens = mx.array([[1024, 36, 40, 80, 1025, 7, 9]])
     for small, large in zip(pair, wide, strict=True):
         assert large.model.args.hidden_size == 512 and len(large.model.layers) == 20
