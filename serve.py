@@ -44,8 +44,7 @@ LIMIT = f"(default: the model's limit, or {MAX_TOKENS})"
 NAME = "the model's name in /v1/models and in answers (default: the last part of --model)"
 HOSTS = "more names, with commas, by which requests may address the server; *: any (default: none)"
 ORIGINS = (
-    "web pages that may send requests from a browser (CORS), with commas, such as http://localhost:3000; *: any "
-    "(default: only the server's own)"
+    "web pages, with commas, that may send requests (CORS); *: any (default: only the server's)"
 )
 
 
@@ -64,16 +63,11 @@ FLAGS: dict[str, tuple[Any, Any, str]] = {  # flag and metavar: type, default, h
     "--batch-size N": (cli.positive, BATCH_SIZE, "prompts to decode in one batch"),
     "--queue N": (cli.positive, 256, "prompts or files that may wait: raise it if clients get 503"),
     "--max-prompt-tokens N": (cli.positive, None, f"longest prompt to accept, in tokens {LIMIT}"),
-    "--max-request-tokens N": (
-        cli.positive,
-        None,
-        f"longest answer: larger max_tokens are cut {LIMIT}",
-    ),
+    "--max-request-tokens N": (cli.positive, None, f"longest answer, in tokens {LIMIT}"),
     "--max-seconds N": (cli.positive, 3600, "longest audio to accept, in seconds"),
     "--max-upload N": (cli.positive, 25, "largest audio file or document to accept, in MB"),
     "--upload-seconds N": (cli.positive, 30, "seconds in which such a file must arrive"),
 }
-BEAMS = [name for name, declared in DECLARED.items() if declared.group == "beams"]
 OF_TEXT = {
     *(DECLARED.keys() - {"num_draft", "acceptance", "delta"}),
     *("memory", "draft_vocabulary", "prefix_cache", "chat_template_config", "extra_eos_token"),
@@ -104,7 +98,8 @@ def parse_args(argv: list[str] | None = None):
     check_models(args, parser)
     if args.max_request_tokens and vars(args).get("max_tokens", 0) > args.max_request_tokens:
         parser.error("--max-tokens is more than --max-request-tokens")
-    refuse(args, BEAMS, "the server does not search with beams")
+    beams = [name for name, declared in DECLARED.items() if declared.group == "beams"]
+    refuse(args, beams, "the server does not search with beams")
     replace(options_of(args), temp=1.0)  # InputError if no request could sample
     return args
 
@@ -193,8 +188,7 @@ def main() -> None:
 
 
 def serve(server, listener: socket.socket, engine, name: str) -> None:
-    """Decode in this thread and answer in another until a signal comes. Then finish the running requests; a second
-    signal aborts them."""
+    """Decode here and answer in another thread. A signal lets running requests finish, a second one aborts them."""
 
     def stop(*_) -> None:
         # In a thread: the interrupted engine may hold its lock.

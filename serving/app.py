@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import Counter
+from prometheus_client import CONTENT_TYPE_LATEST, Counter
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -24,7 +24,6 @@ from serving.audio import Speech
 from serving.bodies import parse
 from serving.engine import Engine
 from serving.gate import Gate, Limits
-from serving.metrics import CONTENT_TYPE
 from serving.realtime import Realtime
 from serving.requests import Chat, Completion, ResponseRequest
 from serving.translation import Translations
@@ -117,13 +116,12 @@ class Api:
         return HTMLResponse(_PAGE, headers={"content-security-policy": _PAGE_MAY})
 
     async def health(self, request: Request) -> Response:
-        if self.engine.closed:
-            return JSONResponse({"status": "shutting down"}, 503)
+        self.engine.check()
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
         self.gate.authorize(request)
-        return Response(self.engine.metrics.text(), media_type=CONTENT_TYPE)
+        return Response(self.engine.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def models(self, request: Request) -> Response:
         self.gate.authorize(request)
@@ -136,8 +134,7 @@ class Api:
     async def complete(self, http: Request, kind: type[Completion] | type[Chat]) -> Response:
         self.gate.authorize(http)
         # Browsers send other types from any web page without asking first.
-        content_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if content_type != "application/json":
+        if not http.headers.get("content-type", "").lower().startswith("application/json"):
             raise HTTPException(415, "the body must be application/json")
         request = parse(await read_body(http), kind)
         self.gate.check_model(request.model)
@@ -150,8 +147,7 @@ class Api:
             return JSONResponse(writer.whole(ends))
 
     def _writer(self, request: Completion | Chat) -> Writer:
-        """The writer of a request's answer. Raises InputError now for what the model cannot take, so that it fails this
-        request and not the rows beside it."""
+        """The writer of a request's answer. Raises InputError for what the model cannot take."""
         decoder = self.engine.decoder
         options = decoder.seeded(request.options(self.engine.options, self.limits.answer_tokens))
         prompts: Sequence[Content]

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -32,13 +33,12 @@ class Refused(HTTPException):
         super().__init__(503, why, _RETRY_AFTER)
 
 
-FAILURES: dict[str | None, tuple] = {  # finish reasons -> exceptions that tell of them
-    FAILED: (
-        InputError,
-        "the text's form is too complex, or the model's vocabulary cannot write it",
-    ),
-    LOST: (HTTPException, 500, "decoding failed; the server's log says why", _RETRY_AFTER),
-    CANCELLED: (Refused,),
+_NO_FORM = "the text's form is too complex, or the model's vocabulary cannot write it"
+_NO_STEP = "decoding failed; the server's log says why"
+FAILURES: dict[str | None, Callable[[], Exception]] = {  # of finish reasons
+    FAILED: partial(InputError, _NO_FORM),
+    LOST: partial(HTTPException, 500, _NO_STEP, _RETRY_AFTER),
+    CANCELLED: Refused,
 }
 
 
@@ -83,16 +83,13 @@ class Engine:
         self.queue_size = queue_size
         self._waiting: deque[Job] = deque()
         self._running: dict[Row, Job] = {}
-        self._calls: deque[Callable[[], object]] = deque()
+        self._calls: deque[tuple[Future, Callable[[], Any]]] = deque()
         self._changed = threading.Condition()
         self.closed = False
         self.metrics = Metrics(lambda: len(self._running), lambda: len(self._waiting))
 
-    def submit(
-        self, rows: Sequence[Row], wake: Callable[[], object], more: bool = False
-    ) -> list[Job]:
-        """Decode these rows, or raise Refused and take none if too many wait. more: take them in any case, because they
-        continue a request."""
+    def submit(self, rows: Sequence[Row], wake: Callable, more: bool = False) -> list[Job]:
+        """Decode these rows, or raise Refused and take none if too many wait. more: they continue a request: take them."""
         jobs = [Job(row, wake) for row in rows]
         with self._changed:
             self.check()
@@ -103,19 +100,11 @@ class Engine:
         return jobs
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Call a function between two steps, where it may use the models; return its result. Raises Refused once the
-        engine is closed, and what the function raises."""
+        """The result of a function that may use the models, called between two steps. Raises Refused if closed."""
         future = Future[Any]()
-
-        def run() -> None:
-            try:
-                future.set_result(function())
-            except Exception as error:
-                future.set_exception(error)
-
         with self._changed:
             self.check()
-            self._calls.append(run)
+            self._calls.append((future, function))
             self._changed.notify()
         return future.result()
 
@@ -127,13 +116,11 @@ class Engine:
     def cancel(self, jobs: Sequence[Job]) -> None:
         """End these rows before the next step, because nobody waits for them."""
         with self._changed:
-            unbegun = [job for job in jobs if job in self._waiting]
-            for job in unbegun:
-                self._waiting.remove(job)
             for job in jobs:
                 job.cancelled = True
-        for job in unbegun:
-            job.publish(CANCELLED)
+                if job in self._waiting:
+                    self._waiting.remove(job)
+                    job.publish(CANCELLED)
 
     def close(self) -> None:
         """Take no more rows, cancel those that wait, and let `run` return once the others are done."""
@@ -172,8 +159,7 @@ class Engine:
             self._end(job, job.row.finish_reason or LOST)
 
     def _wait(self) -> bool:
-        """Wait for a row or a call, and train the draft model meanwhile; return whether there is one, or the engine was
-        closed."""
+        """Wait for a row or a call, and train the draft model meanwhile. False once the engine is closed."""
         if not self._waiting:
             mx.clear_cache()  # memory that MLX keeps for new arrays
         learner = self.decoder.learner
@@ -186,7 +172,11 @@ class Engine:
 
     def _run_calls(self) -> None:
         while self._calls:
-            self._calls.popleft()()
+            future, function = self._calls.popleft()
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
 
     def _decode(self, source: Source, batch_size: int) -> None:
         """Decode until no row is left."""

@@ -56,8 +56,7 @@ class Gate:
             raise HTTPException(400, message)
 
     def check_origin(self, request: HTTPConnection) -> None:
-        """Refuse another web page's form or WebSocket, unless its origin is allowed: browsers send these without asking
-        first."""
+        """Refuse another web page's form or WebSocket, which browsers send without asking first."""
         origin = request.headers.get("origin")
         if not origin or origin.partition("://")[2] == request.headers.get("host"):
             return

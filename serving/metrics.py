@@ -8,8 +8,6 @@ from prometheus_client import disable_created_metrics as without_times_of_creati
 
 from speculative.row import Stats
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _COUNTED = {  # fields of Stats -> names of metrics
     "prompt_tokens": ("prompt_tokens", "Tokens of prompts read."),
     "cached_tokens": ("cached_prompt_tokens", "Of these, tokens that an earlier text had read."),
@@ -30,20 +28,14 @@ class Metrics:
         self._stats = Stats()
         base: dict[str, Any] = dict(namespace="speculative", registry=self._registry)
         self.requests = Counter("requests", "Requests answered, by status.", ["status"], **base)
-        self._texts = Counter(
-            "texts", "Texts ended, by what ended them.", ["finish_reason"], **base
-        )
+        self._texts = Counter("texts", "Texts ended, by reason.", ["finish_reason"], **base)
         self._counted = {field: Counter(*metric, **base) for field, metric in _COUNTED.items()}
         Gauge("texts_running", "Texts in the batch.", **base).set_function(running)
         Gauge("texts_waiting", "Texts in the queue.", **base).set_function(waiting)
         description = "The share of proposed tokens that were accepted."
         Gauge("acceptance", description, **base).set_function(lambda: self._stats.acceptance)
-        self.first_token = Histogram(
-            "time_to_first_token_seconds",
-            "From a text's request to its first token.",
-            buckets=SECONDS,
-            **base,
-        )
+        description = "From a text's request to its first token."
+        self.first_token = Histogram("time_to_first_token_seconds", description, **base)
 
     def add(self, stats: Stats, finish_reason: str) -> None:
         """Count a row that has ended."""

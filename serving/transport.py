@@ -95,8 +95,7 @@ async def read_body(
 
 
 async def form_of(request: Request, body: bytes) -> FormData:
-    """The fields of a form that are complete in a body or in its beginning, with one file at most; none if the body is not
-    a form. InputError for a form that is broken."""
+    """The complete fields of a form or of its beginning, with one file at most; none if it is no form. InputError if broken."""
     parts = (body[start : start + BEGINNING] for start in range(0, len(body), BEGINNING))
 
     async def receive() -> dict[str, Any]:
@@ -134,11 +133,10 @@ async def while_there(request: Request) -> AsyncIterator[None]:
 async def steps_of(
     engine: Engine, rows: Iterator[Row], more: bool = False, at_once: int | None = None
 ) -> AsyncGenerator[RowStep]:
-    """Decode rows; yield each whenever it has grown, until all have ended. However the generator ends, its rows end. The
-    rows may be many: as those before end, others are made, in another thread. Raises what is in ERRORS if a row fails or
-    is not taken.
+    """Decode rows, made one after another in another thread; yield each whenever it has grown. They end with the generator.
+    Raises what is in ERRORS if a row fails or is not taken.
 
-    more, at_once: they are taken in any case; how many may be in the engine (None: as many as a batch has)
+    more, at_once: take them in any case; how many may be in the engine (None: as many as a batch has)
     """
     event = asyncio.Event()
     wake = partial(asyncio.get_running_loop().call_soon_threadsafe, event.set)
@@ -157,8 +155,7 @@ async def steps_of(
             for job, before in [*jobs.items()]:
                 now = job.progress
                 if now.finish_reason in FAILURES:
-                    kind, *arguments = FAILURES[now.finish_reason]
-                    raise kind(*arguments)
+                    raise FAILURES[now.finish_reason]()
                 jobs[job] = now
                 if now.finish_reason:
                     del jobs[job]
@@ -169,8 +166,7 @@ async def steps_of(
 
 
 async def working(engine: Engine, task: Task, is_begun: bool) -> AsyncGenerator[Any]:
-    """Decode what a task needs. Yields as `steps_of`, and at last the result. is_begun: it has its place already, so that
-    its rows are taken in any case; those of a task that has none yet are refused if too many wait."""
+    """Decode what a task needs. Yields as `steps_of`, and at last the result. is_begun: take its rows in any case."""
     with closing(task):
         work = await run_in_threadpool(resume, task)
         while not isinstance(work, Ended):
@@ -189,8 +185,7 @@ async def working(engine: Engine, task: Task, is_begun: bool) -> AsyncGenerator[
 async def stream_of(
     request: Request, steps: AsyncGenerator, events: Callable[[AsyncIterator], AsyncIterator[str]]
 ) -> StreamingResponse:
-    """An answer of the server-sent events that `events` makes of these steps, or of an error. The first step is awaited now,
-    because the status must be known before a stream begins."""
+    """An answer in server-sent events. It begins with the first step: only then is its status known."""
     first = await anext(steps)
 
     async def all_steps() -> AsyncIterator:
