@@ -135,7 +135,6 @@ class T5(EncoderDecoder):
         return self.encoder(self._embed(tokens), self.encoder.biases(bucket, padding_mask(mask)))
 
     def states(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
-        """Append tokens [B, T] at positions [B, T] to the cache; return the decoder's output [B, T, d_model]."""
         cache.reserve(positions)
         bucket = self._bucket(cache.distance, self.config.relative_attention_num_buckets)
         biases = self.decoder.biases(bucket, cache.self_mask())

@@ -213,7 +213,6 @@ class LanguageModel(Model, nn.Module):
         or, if there is none, the embedding."""
 
         def replaced(module: nn.Module, kinds: tuple[type, ...]) -> nn.Module:
-            """The module with its tables of these kinds narrowed; itself if it has none."""
             if isinstance(module, kinds) and len(module.weight) == self.config.vocab_size:
                 rows = copy(module)
                 for name in ("weight", "scales", "biases", "bias"):  # quantized within a row
@@ -246,7 +245,6 @@ class EncoderDecoder(LanguageModel):
         return self.config.decoder_start_token_id
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
-        """The tokens that a row begins with."""
         return [self.start_token_id]
 
     def start(self, prompts: TokenLists) -> CrossCache:

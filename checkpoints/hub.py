@@ -51,7 +51,7 @@ def fetch(
             info = HfApi().model_info(model, revision=revision, timeout=limit, files_metadata=True)
         except (errors.HTTPError, errors.OfflineModeIsEnabled) as error:
             answered = isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500
-            folder = None if answered else _cached(model, revision)
+            folder = None if answered else cached(model, revision)
             if folder is None:
                 raise
             return folder
@@ -63,7 +63,6 @@ def fetch(
 
 
 def _reason(error: BaseException, revision: str | None) -> str:
-    """The user's message for a failure."""
     from huggingface_hub import constants, errors
 
     cache = constants.HF_HUB_CACHE
@@ -81,7 +80,7 @@ def _reason(error: BaseException, revision: str | None) -> str:
     return f"cannot be downloaded from the Hugging Face hub: {first_line(error)}"
 
 
-def _cached(model: str, revision: str | None) -> Path | None:
+def cached(model: str, revision: str | None = None) -> Path | None:
     """The cached folder of an earlier download, if its weights are complete."""
     from huggingface_hub import try_to_load_from_cache
 

@@ -57,7 +57,6 @@ class Quantization:
         return is_matrix(name, module) and module.weight.shape[1] % self.group_size == 0
 
     def covered(self, model: nn.Module) -> set[str]:
-        """The names of the weights that are quantized."""
         return {f"{name}.weight" for name, part in model.named_modules() if self.covers(name, part)}
 
     def size(self, shape: tuple[int, ...], itemsize: int) -> int:

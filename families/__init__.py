@@ -17,8 +17,6 @@ from text.tokenizer_files import write_tokenizer
 
 @dataclass(frozen=True)
 class Family:
-    """An architecture, for conversion and loading."""
-
     config: type[BaseConfig]
     model: Callable[..., nn.Module]  # model(config): keeps the contract above
     rename: Callable[[dict[str, Tensor]], dict[str, Tensor]]  # a checkpoint's names to ours

@@ -22,7 +22,7 @@ from families.bart_tokenizer import write_tokenizer
 from speculative.cache import CrossCache, padding_mask
 from transformer import Attention, EncoderDecoder, Sublayer, activation
 
-_FIRST = 2  # a learned table's row for position 0
+FIRST = 2  # a learned table's row for position 0
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class Stack(transformer.Stack):
         self._config = c
         if c.positions == "learned":
             assert c.max_positions is not None
-            self.positions = nn.Embedding(c.max_positions + _FIRST, c.d_model)
+            self.positions = nn.Embedding(c.max_positions + FIRST, c.d_model)
         if c.norm_embedding:
             self.embedding_norm = nn.LayerNorm(c.d_model)
         self.layers = layers
@@ -232,7 +232,7 @@ class Stack(transformer.Stack):
         if c.scale_embedding:
             x = x * c.d_model**0.5
         if c.positions == "learned":
-            added = self.positions(mx.array(positions + _FIRST))
+            added = self.positions(mx.array(positions + FIRST))
         else:  # fairseq counts from the row after padding's
             first = c.pad_token_id + 1 if c.positions == "counted" else None
             count = 512 * (int(positions.max()) // 512 + 1)

@@ -23,8 +23,6 @@ from transformer import LanguageModel
 
 @dataclass(frozen=True)
 class CausalConfig:
-    """The facts about a decoder-only model that the step needs."""
-
     vocab_size: int  # of the logits
     eos_token_ids: tuple[int, ...]
     pad_token_id: int

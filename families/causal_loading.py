@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from tokenizers import Tokenizer
 
 from checkpoints.folder import WEIGHTS, converted_path, is_on_hub, read_json, weight_files
+from checkpoints.hub import cached
 from checkpoints.quantization import Quantization
 from common.errors import InputError, first_line
 from distributed.ranks import Ranks
@@ -43,11 +44,9 @@ def runs_in_mlx_lm(config: Mapping) -> bool:
 def find_mlx_lm_folder(name: str, base: str | None = None) -> Path | None:
     """The folder of a decoder-only model: a path, a name under mlx_models/, or one in the hub's cache."""
     folders = [Path(name), converted_path(name, base)]
-    if is_on_hub(name):
-        from huggingface_hub import try_to_load_from_cache
-
-        config = try_to_load_from_cache(name, "config.json")
-        folders += [Path(config).parent] if isinstance(config, str) else []
+    snapshot = cached(name) if is_on_hub(name) else None
+    if snapshot:
+        folders.append(snapshot)
     return next((folder for folder in folders if is_mlx_lm_folder(folder)), None)
 
 

@@ -70,7 +70,6 @@ def own_weights(draft: Any) -> Weights:
 
 
 def set_weights(draft: Any, weights: Weights) -> None:
-    """Set weights by their names in the decoder."""
     draft.decoder.update(tree_unflatten(list(weights.items())))
 
 

@@ -75,7 +75,6 @@ def _load_converted(name: str, path: Path, raw: Mapping, ranks: Ranks, split: bo
 
 
 def _text_side(path: Path, family: Family, model: Any) -> TextSide:
-    """The text side of a converted folder's model."""
     rows = model.config.vocab_size
     tokenizer = load_tokenizer(path, rows)
     source_tokenizer = None

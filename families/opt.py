@@ -16,8 +16,6 @@ from families import Family, bart
 from families.causal import DecoderOnly
 from speculative.cache import SlotCache
 
-_FIRST = 2  # the position table's row for position 0
-
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
@@ -86,7 +84,7 @@ class OPT(DecoderOnly):
         super().__init__()
         c = self.config = config
         self.embedding = nn.Embedding(c.vocab_size, c.d_word)
-        self.positions = nn.Embedding(c.max_positions + _FIRST, c.d_model)
+        self.positions = nn.Embedding(c.max_positions + bart.FIRST, c.d_model)
         if c.d_word != c.d_model:
             self.project_in = nn.Linear(c.d_word, c.d_model, bias=False)
             self.project_out = nn.Linear(c.d_model, c.d_word, bias=False)
@@ -107,7 +105,7 @@ class OPT(DecoderOnly):
         x = self.embedding(tokens)
         if "project_in" in self:
             x = self.project_in(x)
-        x = x + self.positions(mx.array(places + _FIRST))
+        x = x + self.positions(mx.array(places + bart.FIRST))
         for i, layer in enumerate(self.layers):
             x = layer(x, mask, cache, i)
         if "norm" in self:

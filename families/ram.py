@@ -26,7 +26,6 @@ MACS = (8, 16, 24, 32, 64, 128)  # GB of RAM
 
 
 def installed() -> int:
-    """Bytes of the machine's RAM."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

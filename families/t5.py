@@ -76,7 +76,6 @@ NAMES = Names(
 
 
 def write_tokenizer(folder: Path, output: Path) -> None:
-    """Copy the tokenizer's files, and write a tokenizer.json made from them."""
     names = files.copy_sources(folder, output)
     named = files.class_of(folder)
     if named == "ByT5Tokenizer" and not {TOKENIZER, "spiece.model"} & {*names}:

@@ -53,7 +53,6 @@ class StackConfig(BaseConfig):
     full_every: ClassVar[int] = 2
 
     def of_layer(self, index: int) -> "StackConfig":
-        """This config for one layer."""
         return self
 
     @classmethod
@@ -182,7 +181,6 @@ class Attention(transformer.Attention):
             self.key_norm = Norm(c.head_dim, c.rms_norm_eps)
 
     def heads(self, name: str, x: mx.array, *positions: mx.array) -> mx.array:
-        """As for all families, with queries and keys normed and rotated."""
         if name == "value":
             return super().heads(name, x)
         B, T, _ = x.shape
@@ -232,8 +230,6 @@ class Layer(transformer.Layer):
 
 
 class Stack(transformer.Stack):
-    """A stack with its own embedding."""
-
     def __init__(self, config: StackConfig, layers: Sequence[Layer]):
         super().__init__()
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -276,7 +272,6 @@ class T5Gemma(EncoderDecoder):
         return window, window
 
     def decoder_mask(self, slots: CrossCache, window: int) -> Mask:
-        """The self-attention mask of a decoder layer with this window."""
         return slots.self_mask(window)
 
     def encode(self, tokens: mx.array, mask: np.ndarray) -> mx.array:

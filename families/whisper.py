@@ -158,7 +158,6 @@ class Whisper(EncoderDecoder):
         return SoundPrompt(np.zeros((config.frames, config.num_mel_bins), np.float32))
 
     def start(self, prompts: Sequence[SoundPrompt]) -> CrossCache:  # type: ignore[override]
-        """Encode the windows, and project their keys and values."""
         encoded = encode(prompts, self.encoder)
         return self.attend_to(encoded, np.ones(encoded.shape[:2], bool))
 
