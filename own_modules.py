@@ -7,15 +7,9 @@ from pathlib import Path
 NAMES = "checkpoints common distributed families model speculative text transformer".split()
 _HERE = Path(__file__).resolve().parent
 
-
-def check() -> None:
-    """ImportError for the first module that is not ours: another is first in sys.path, or imported already."""
-    for name in NAMES:
-        spec = find_spec(name)
-        file = spec.origin if spec else None
-        if not file or Path(file).resolve().parent not in (_HERE, _HERE / name):
-            hint = f"rename it, or put {_HERE} first in sys.path (docs/python.md)"
-            raise ImportError(f"Python takes {file} for this project's module {name!r}: {hint}")
-
-
-check()
+for _name in NAMES:  # another may be first in sys.path, or imported already
+    _spec = find_spec(_name)
+    _file = _spec.origin if _spec else None
+    if not _file or Path(_file).resolve().parent not in (_HERE, _HERE / _name):
+        _hint = f"rename it, or put {_HERE} first in sys.path (docs/python.md)"
+        raise ImportError(f"Python takes {_file} for this project's module {_name!r}: {_hint}")

@@ -109,8 +109,8 @@ def note_types(*models: Any) -> None:
     from mlx.utils import tree_flatten
 
     modules = [model.parameters() for model in models if isinstance(model, nn.Module)]
-    types = {weight.dtype for weight in dict(tree_flatten(modules)).values()}
-    if mx.default_device() == mx.cpu and types - {mx.float32}:
+    is_narrow = any(x.dtype != mx.float32 for x in dict(tree_flatten(modules)).values())
+    if mx.default_device() == mx.cpu and is_narrow:
         slower = "half-precision and quantized weights are several times slower than float32"
         reporter.note(f"without a GPU, {slower}")
 
@@ -162,8 +162,7 @@ def run(main: Callable[[], None]) -> None:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether Python or MLX ran out of memory, or the GPU gave up. MLX raises RuntimeError: "[malloc] Unable to allocate
-    ...", or on a Mac "[METAL] Command buffer execution failed: Insufficient Memory ..."."""
+    """Whether Python or MLX, which raises RuntimeError, ran out of memory, or the GPU gave up."""
     if isinstance(error, RuntimeError):
         return re.search(r"allocate|\[METAL\] Command buffer", str(error)) is not None
     return isinstance(error, MemoryError)

@@ -1,7 +1,4 @@
-"""Showing responses: as text, as JSON or, with --show-draft, with each token coloured by where it comes from.
-
-Colours are for a terminal, unless TERM or NO_COLOR (no-color.org) rules them out.
-"""
+"""Showing responses: as text, as JSON or, with --show-draft, with each token coloured by where it comes from."""
 
 import json
 import os
@@ -14,8 +11,7 @@ from common.reporting import reporter
 from decoder import Response
 from terminal import cli
 
-# From the 16 colours that a terminal's theme keeps legible; underlined for readers who cannot tell
-# green from red.
+# Of the 16 that a terminal's theme keeps legible; underlined for who cannot tell green from red
 _COLOURS = {  # by origin
     "lookup": ("\033[35m", "magenta", "prompt lookup's, accepted"),
     "draft_model": ("\033[32m", "green", "the draft model's, accepted"),
@@ -56,16 +52,13 @@ def to_json(index: int, response: Response) -> str:
 
 
 def coloured(stream: TextIO) -> bool:
-    """Whether the stream shows colours."""
+    """Whether the stream shows colours: a terminal, unless TERM or NO_COLOR (no-color.org) rules them out."""
     colourless = os.environ.get("TERM", "") in ("", "dumb") or os.environ.get("NO_COLOR")
     return stream.isatty() and not colourless
 
 
 def painted(response: Response) -> str:
-    """The response's text, with each run of tokens coloured by its origin.
-
-    A character made of several tokens takes the colour of the last one. A space before a word stays outside.
-    """
+    """The text with each run of tokens coloured by origin; a character of several tokens takes the last one's colour."""
     texts = [pair for pair in zip(response.origins, response.texts, strict=True) if pair[1]]
     runs = groupby(texts, key=lambda pair: pair[0])
     return "".join(_paint(origin, "".join(t for _, t in run)) for origin, run in runs)

@@ -106,8 +106,8 @@ def _read(read: Callable[[Path, Report], T], path: Path) -> T:
 
 
 def check_apart(args, written: Iterable[tuple[str, Path | None]]) -> None:
-    """InputError if a file that a command writes would be another one that it writes or reads. written: with its flag, or the
-    document that it may replace; the report and a memory that grows are added."""
+    """InputError if a file that a command writes would be another one that it writes or reads. written: with their
+    flags; the report and a memory that grows are added."""
     given = vars(args)
     read = {f"--{name.replace('_', '-')}": given.get(name) for name in FILES}
     if not isinstance(given.get("reference"), Path):  # main.py's is a text
@@ -122,10 +122,11 @@ def check_apart(args, written: Iterable[tuple[str, Path | None]]) -> None:
 
 
 def _identity(path: Path) -> str:
-    """The same for all names of a file. A Mac's file systems ignore case and how accents are encoded."""
+    """The same for all names of a file."""
     if path.exists():
         return repr((path.stat().st_dev, path.stat().st_ino))
     name = str(path.resolve())
+    # A Mac's file systems ignore case and how accents are encoded.
     return unicodedata.normalize("NFC", name).casefold() if sys.platform == "darwin" else name
 
 

@@ -60,8 +60,7 @@ def open_decoder(
     verbose: bool = False,
     serves: bool = False,
 ) -> SpeculativeDecoder:
-    """Load the models, the memory and the draft vocabulary. Says on stderr which of the checkpoint's settings are
-    ignored and, if `verbose`, which are used. serves: for serve.py"""
+    """Load the models, the memory and the draft vocabulary, with notes as in `_note_settings`. serves: for serve.py"""
     model, tokenizer = load(models.model, ranks.group)
     for name in models.extra_eos_token or ():
         token = tokenizer.token_to_id(name)
@@ -103,8 +102,7 @@ def _note_settings(
 
 
 def learning_draft(model: Any, name: str | Path, folder: Path, serves: bool = False) -> Any:
-    """A draft model that learns while a model decodes; None, after a note, if there can be none. folder: Path(): the usual
-    one"""
+    """A draft model that learns while a model decodes; None, after a note, if there can be none."""
     converted = converted_path(str(name))
     if folder == Path():
         folder = draft_folder(converted)

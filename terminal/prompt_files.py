@@ -66,8 +66,7 @@ class PromptFile:
         return file if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else Arriving(file)
 
     def ready(self) -> bool:
-        """Whether the next prompt, or the end, is there without waiting. Ranks that share a file
-        wait for it together."""
+        """Whether the next prompt, or the end, is there without waiting; always where ranks share a file."""
         while self._next is None and isinstance(self._lines, Arriving):
             if not self._lines.ready():
                 return False
@@ -137,8 +136,7 @@ class PromptFile:
                     self._unanswered.pop(line, None)
                     yield line, response
                 return
-            except (RuntimeError, MemoryError) as error:
-                # Some of a prompt's samples may be out.
+            except (RuntimeError, MemoryError) as error:  # some of a prompt's samples may be out
                 if not cli.out_of_memory(error) or options.num_samples > 1:
                     raise
             for line, prompt in [*self._unanswered.items()]:
@@ -202,8 +200,7 @@ class Arriving:
 
 
 class InOrder:
-    """Writes texts in the order of their numbers: the first unfinished one as it grows, each later one once all
-    before it are finished. `reached`: how many are finished and written."""
+    """Writes texts in the order of their numbers, the first unfinished one as it grows. `reached`: how many are written."""
 
     def __init__(self, write: Callable[[str], object], reached: int = 0):
         self._write = write
@@ -234,8 +231,7 @@ class FileTask:
 
     @contextmanager
     def out(self) -> Iterator[tuple[int, Callable[[str], object]]]:
-        """Yields how many outputs an interrupted run has written, and a function that writes one. A file's are in a journal
-        first, so that the next run knows whether it is the command's own."""
+        """Yields how many outputs an interrupted run has written, and a function that writes one, to a journal first."""
         path = self.output
         if path is None:
             yield 0, functools.partial(cli.write, end="")
@@ -303,8 +299,7 @@ def decode_file(
 
 @contextmanager
 def progress(path: str, lines_done: int, verbose: bool) -> Iterator[Callable[[int], None]]:
-    """Yields a function that shows how many lines are done: in a bar on a terminal; elsewhere, if `verbose`, in a note
-    from time to time."""
+    """Yields a function that shows how many lines are done, in a bar on a terminal or, if `verbose`, in notes."""
     from tqdm import tqdm
 
     is_regular = path != "-" and Path(path).is_file()

@@ -37,7 +37,6 @@ class Prompt:
 
     @property
     def is_chat(self) -> bool:
-        """Whether it is a chat's messages."""
         content = self.content
         return bool(content) and not self.is_text and all(isinstance(x, Mapping) for x in content)
 
@@ -51,8 +50,7 @@ class Prompt:
 
     @property
     def begun(self) -> str:
-        """The beginning of a chat's answer: a last message of the assistant's, unless the arguments for the template ask
-        for a new one; "" if there is none."""
+        """A chat's last message if the answer goes on with it, since it is the assistant's; else ""."""
         last = self.content[-1] if self.is_chat else {}
         begins_anew = self.template_kwargs.get("add_generation_prompt", False)
         goes_on = self.template_kwargs.get("continue_final_message", not begins_anew)
@@ -113,16 +111,15 @@ class ChatTemplate:
     thinking: tuple[str, str] | None = None
 
     def render(self, prompt: Prompt) -> str:
-        """The text that the template makes of a chat, with the special tokens. InputError if it refuses the messages.
-        A last message of the assistant's is continued."""
+        """The text that the template makes of a chat, with the special tokens. InputError if it refuses the messages."""
         goes_on = bool(prompt.begun)
         arguments = {"add_generation_prompt": not goes_on, "continue_final_message": goes_on}
         arguments |= {**prompt.template_kwargs, "tokenize": False}
         try:
             text = self.apply([dict(message) for message in prompt.content], **arguments)
         except Exception as error:  # templates may raise any class
-            reason = first_line(error)
-            raise InputError(f"the chat template refuses these messages: {reason}") from None
+            refused = f"the chat template refuses these messages: {first_line(error)}"
+            raise InputError(refused) from None
         if prompt.user_text.strip() not in text:
             warnings.warn("the chat template leaves out or changes the user's text", stacklevel=2)
         return text
@@ -143,9 +140,7 @@ class TextSide:
 
     source_tokenizer: of prompts, if it is another than that of texts; None: `tokenizer`
     languages: None if there are none to choose
-    defaults: the settings of the checkpoint's generation_config.json
     hidden: special tokens that a text does not show, besides end and padding
-    chat: None without a chat template
     bos: what a rendered chat template begins with: not to be added again
     start_token: what the decoder of an encoder-decoder model begins with
     translation: how to ask a model with a chat template for a translation
@@ -174,10 +169,9 @@ class TextSide:
     ) -> Encoded:
         """The tokens of a prompt, a text, a chat's messages or tokens already.
 
-        With a language or a prompt template (see `Options`), a text and each of the user's messages become the model's
-        prompt for their translation. Without a language the tokens follow the tokenizer's source language and the
-        model's own prefix, as in transformers. InputError for a language that is unknown, missing or cannot be chosen,
-        and for messages without a chat template.
+        With a language or a prompt template, a text and each of the user's messages become the model's prompt for
+        their translation; without, tokens and prefix are as in transformers. InputError for a language that is unknown,
+        missing or cannot be chosen, and for messages without a chat template.
         """
         if not (prompt.is_text or prompt.is_chat):
             if source_lang or target_lang or prompt_template:
@@ -207,8 +201,7 @@ class TextSide:
         return Encoded(text, encoding.ids, None, *codes, prompt.begun, encoding, begin)
 
     def _asking(self, prompt: Prompt, codes: Codes, prompt_template: str | None) -> Prompt:
-        """The prompt with a prompt for its translation in place of each text of the user's, if the model is told in words;
-        nothing is thought first."""
+        """The prompt with one for its translation in place of each text of the user's, if the model is told in words."""
         translation = TranslationPrompt((prompt_template,)) if prompt_template else self.translation
         content = prompt.content
         if translation is None:
@@ -231,8 +224,7 @@ class TextSide:
         if self.chat is None:
             raise InputError("this model has no chat template")
         if self.languages and prompt.user_text:
-            missing = "the chat template has to be told both languages, and writes the prompt"
-            raise InputError(f"target_lang: {missing}")
+            raise InputError("target_lang: the chat template has to be told both languages")
         return self.tokenizer.encode(self.chat.render(prompt), add_special_tokens=False)
 
     def _framed(

@@ -1,7 +1,6 @@
 """Tokenizers at run time: always a tokenizer.json, read by the `tokenizers` package alone.
 
-Importing transformers takes seconds. Only conversion imports it, to get each tokenizer right, and writes a
-tokenizer.json for every model. byT5 has no vocabulary file; its tokenizer is built here.
+Importing transformers takes seconds; only conversion does, which writes a tokenizer.json for every model.
 """
 
 import contextlib
@@ -29,8 +28,7 @@ def tokenizer_errors(name: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        kind = "" if type(error) is Exception else f"{type(error).__name__}: "
-        reason = shorten(kind + str(error), 200, placeholder=" ...")
+        reason = shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
         raise InputError(f"{name}: not a tokenizer: {reason}") from None
 
 
@@ -56,8 +54,7 @@ def like_sentencepiece(tokenizer: Tokenizer) -> Tokenizer:
     """The tokenizer corrected to match SentencePiece, with which the models were trained.
 
     transformers 5 takes token 2 as the unknown token (MADLAD-400's is 0), does not fall back to bytes for characters without
-    a piece (mT5, umT5), and cuts the text at pieces such as MADLAD's <2de>, which SentencePiece ranks above all others, with a
-    score of 0. What a fine-tuner added cuts the text here too, even if the vocabulary has it as a piece.
+    a piece (mT5, umT5), and cuts the text at pieces such as MADLAD's <2de>, which have a score of 0.
     """
     state = json.loads(tokenizer.to_str())
     model = state["model"]
@@ -148,10 +145,7 @@ def translation(source: Tokenizer, target: Tokenizer) -> Callable[[int], int]:
 
 def shared_vocabulary(target: Tokenizer, draft: Tokenizer) -> int:
     """The number of ids, from 0 on, that are the same pieces in both. InputError if one differs."""
-    listed = []
-    for tokenizer in (target, draft):
-        vocab = pieces(tokenizer)
-        listed.append(sorted(vocab, key=vocab.__getitem__))
+    listed = [sorted(vocab, key=vocab.__getitem__) for vocab in map(pieces, (target, draft))]
     for i, (ours, theirs) in enumerate(zip(*listed, strict=False)):
         if ours != theirs:
             other = "the draft model has a different vocabulary from the target"

@@ -19,6 +19,7 @@ from common.reporting import reporter
 from text.languages import Languages
 from text.tokenizer import FILE, load_tokenizer, tokenizer_errors
 
+_SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model")
 BPE = 2  # a type of SentencePiece's models
 _NORMAL, _USER_DEFINED = 1, 4  # types of its pieces
 
@@ -74,21 +75,19 @@ def _vocabulary(kind: str, folder: Path) -> list[str]:
 
 
 def from_transformers(kind: str, folder: Path) -> Tokenizer:
-    """The tokenizer that a transformers class reads from a folder's files. InputError, with their names, if one
-    is damaged or missing."""
-    files = [name for name in TOKENIZER_FILES if (folder / name).exists()]
+    """The tokenizer that a transformers class reads from a folder. InputError if a file is damaged or missing."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found"
     import transformers
 
     transformers.logging.set_verbosity_error()
-    if FILE not in files:  # transformers would take the special tokens for a vocabulary
+    if not (folder / FILE).exists():  # transformers would take the special tokens for a vocabulary
         needed = _vocabulary(kind, folder)
         if not needed or not all((folder / name).exists() for name in needed):
             check_files(folder, [FILE, *needed])
-    for name in files:
-        if name.endswith(".model"):  # transformers would take a damaged one for a tiktoken file
+    for name in _SENTENCEPIECE:  # transformers would take a damaged one for a tiktoken file
+        if (folder / name).exists():
             read_model(folder / name)
-    with tokenizer_errors(f"{folder} ({', '.join(files)})"):
+    with tokenizer_errors(str(folder)):
         read = getattr(transformers, kind).from_pretrained(folder, trust_remote_code=False)
     if not isinstance(read, transformers.TokenizersBackend):
         raise InputError(f"{folder}: tokenizers of {type(read).__name__} cannot be converted")
@@ -120,7 +119,7 @@ def bpe(scores: Mapping[str, float], ids: Mapping[str, int], unknown: str, **opt
 
 def as_trained(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
     """The tokenizer of a SentencePiece model of type BPE as one, if transformers has made it a Unigram one."""
-    files = [folder / name for name in ("spiece.model", "sentencepiece.bpe.model")]
+    files = [folder / name for name in _SENTENCEPIECE]
     trained = next((read_model(file) for file in files if file.exists()), None)
     model = json.loads(tokenizer.to_str())["model"]
     if not trained or trained.trainer_spec.model_type != BPE or model["type"] != "Unigram":
@@ -139,8 +138,7 @@ def as_trained(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
 
 
 def fit_tokenizer(folder: Path, rows: int, name: str = FILE) -> None:
-    """Leave out the added tokens and languages that have no row in an embedding of so many, such as <mask> in
-    bart-large-cnn. InputError if there are other tokens without one."""
+    """Leave out the added tokens and languages that have no row in the embedding. InputError for other such tokens."""
     state = json.loads(load_tokenizer(folder, name=name).to_str())
     added, model = state["added_tokens"], state["model"]
     beyond = [token["content"] for token in added if token["id"] >= rows]
