@@ -16,7 +16,6 @@ from common.errors import InputError, errors_name
 from common.reporting import reporter
 from decoder import BATCH_SIZE
 from demo.pair import demo_model
-from distributed.ranks import session
 from speculative.options import declared_in
 from speech.formats import FORMATS, Output
 from speech.options import Layout, TranscribeOptions
@@ -29,10 +28,6 @@ from terminal.transcripts import AudioFiles, transcribe_live
 
 STDIN, MICROPHONE = "-", "microphone"
 _LAYOUT = declared_in(Layout)
-FOREIGN = (  # mlx_whisper's flags
-    *("fp16", "hallucination_silence_threshold"),
-    *("highlight_words", "prepend_punctuations", "append_punctuations"),
-)
 _CUES = ("min_cue_seconds", "max_cue_seconds", "reading_speed", "cue_gap")
 _OF_FILES = ("audio_track", "reference", "clip_timestamps", "vad", "batched", "resume")
 
@@ -68,8 +63,6 @@ def parse_args(argv: list[str] | None = None):
     flag("--resume", action="store_true",
          help="go on with a run that was interrupted: pass over what has its files")
     flag("--verbose", action=argparse.BooleanOptionalAction, default=False, help="print statistics to stderr at the end")
-    for name in FOREIGN:
-        flag(f"--{name.replace('_', '-')}", help=argparse.SUPPRESS)
     # fmt: on
     args = parser.parse_with_files(argv)
     if args.live:
@@ -128,7 +121,6 @@ def unused(args: argparse.Namespace) -> Iterator[tuple[Iterable[str], str]]:
         yield ["carry_initial_prompt"], "without --initial-prompt"
     if not args.output_dir:
         yield ["output_name", "force", "resume"], "without --output-dir"
-    yield FOREIGN, "here"
 
 
 def sounds_and_names(args: argparse.Namespace, output: Output) -> list[tuple[str, str]]:
@@ -190,10 +182,7 @@ def run_command(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    with session() as ranks:
-        if ranks.size > 1:
-            raise InputError("transcribe.py runs as one process, not under mlx.launch")
-        run_command(parse_args())
+    run_command(parse_args())
 
 
 if __name__ == "__main__":

@@ -283,13 +283,9 @@ class _Client:
         item.is_announced = True
         about = {"previous_item_id": self._last_item}
         await self._send(f"{_BUFFER}.committed", item_id=item.id, **about)
-        body: dict[str, Any] = {
-            "id": item.id,
-            "object": "realtime.item",
-            "type": "message",
-            "role": "user",
-        }
-        body |= {"status": "completed", "content": [{"type": "input_audio", "transcript": None}]}
+        body: dict[str, Any] = {"id": item.id, "object": "realtime.item", "type": "message"}
+        content = [{"type": "input_audio", "transcript": None}]
+        body |= {"role": "user", "status": "completed", "content": content}
         await self._send("conversation.item.added", item=body, **about)
 
     async def _send_words(self, item: _Item) -> None:

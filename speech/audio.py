@@ -10,7 +10,7 @@ import time
 import wave
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
@@ -30,7 +30,6 @@ except ImportError:
 _HOLE = 0.1  # seconds without sound that silence stands in for; less is rounding
 _JUMP = 10  # seconds that are no hole where clocks may be set anew, as in broadcasts
 _EARLY = 1.0  # seconds by which a sound may be shorter than its file says
-_WEAK = 0.01  # the peak of a sound so weak that its channels may cancel
 
 _WITHOUT = "can be read without PyAV: pip install -r requirements-audio.txt"
 _WAITING = 32  # pieces of standard input, of 2 s, that wait to be transcribed
@@ -164,19 +163,10 @@ def decoded(
     check(len(samples) / RATE)
     if not samples.size:
         raise InputError("holds no audio")
-    if av and np.abs(samples).max() < _WEAK:
-        file.seek(0)
-        first = _from_ffmpeg(file, lambda line: None, check, track, mono=False)
-        if np.abs(first).max() > 4 * np.abs(samples).max():
-            report("the channels cancel each other; only the first one is transcribed")
-            return first
     return samples
 
 
-def _from_ffmpeg(
-    file: BinaryIO, report: Report, check: Check, wanted: str | None, mono: bool = True
-) -> np.ndarray:
-    """The samples of a track; mono: of all its channels, otherwise of the first one."""
+def _from_ffmpeg(file: BinaryIO, report: Report, check: Check, wanted: str | None) -> np.ndarray:
     nothing_else = {"protocol_whitelist": "none"}  # open no file or address named in a playlist
     try:
         with av.open(
@@ -184,7 +174,7 @@ def _from_ffmpeg(
         ) as container:
             track = _track(container.streams.audio, wanted)
             frames = _frames(container.demux(track), report)
-            sound = b"".join(_resampled(_after_holes(frames, container, check), mono))
+            sound = b"".join(_resampled(_after_holes(frames, container, check)))
             if track.duration and track.time_base:
                 said = float(track.duration * track.time_base)
                 length = len(sound) / 2 / RATE
@@ -264,26 +254,23 @@ def _frames(packets: Iterator[Any], report: Report) -> Iterator[tuple[float, Any
         report(f"damaged packets: {damaged}; silence stands in for them")
 
 
-def _resampled(frames: Iterator[tuple[float, Any]], mono: bool) -> Iterator[bytes]:
-    """16-bit samples, mono, at RATE, of frames and the silence before each. A hole or another format resets the resampler."""
-    resampler = None
-    current = None
-    for silence, frame in frames:
-        form = frame.format.name, frame.layout.name, frame.sample_rate
-        if resampler and (silence or form != current):
-            yield from _samples(resampler, None)
-            resampler = None
-        yield bytes(2 * round(silence * RATE))
-        current = form
-        layout = "mono" if mono else frame.layout.name
-        resampler = resampler or av.AudioResampler("s16p", layout, RATE)
-        yield from _samples(resampler, frame)
-    if resampler:
+def _resampled(frames: Iterator[tuple[float, Any]]) -> Iterator[bytes]:
+    """16-bit samples, mono, at RATE, of frames and the silence before each. Their format may change."""
+
+    def form(pair: tuple[float, Any]) -> tuple:
+        _, frame = pair
+        return frame.format.name, frame.layout.name, frame.sample_rate
+
+    for _, alike in groupby(frames, form):
+        resampler = av.AudioResampler("s16p", "mono", RATE)
+        for silence, frame in alike:
+            yield bytes(2 * round(silence * RATE))
+            yield from _samples(resampler, frame)
         yield from _samples(resampler, None)
 
 
 def _samples(resampler: Any, frame: Any) -> Iterator[bytes]:
-    """The first channel of what comes of a frame; None: of the stretch's end."""
+    """The samples that come of a frame; None: of the end."""
     for part in resampler.resample(frame):
         yield part.to_ndarray()[0].tobytes()
 

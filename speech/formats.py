@@ -5,14 +5,13 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import InputError
 from common.files import check_free, hidden, replacing
 from speech.options import Layout
-from speech.segments import Segment, Transcript, Word
+from speech.segments import Transcript, Word
 from text.cues import stamp
 
 _MAX_WIDTH = 42  # of a line in characters, by default
@@ -25,24 +24,7 @@ Cue = tuple[float, float, str]  # beginning and end in seconds, text
 Escape = Callable[[str], str]  # writes a text in a format that has tags
 
 
-def _words(segment: Segment) -> Sequence[Word]:
-    if segment.words is None:
-        return [Word(segment.text, segment.start, segment.end, 0.0, 0)]
-    return segment.words
-
-
-def _spread(words: Sequence[Word]) -> Iterator[Word]:
-    """The words of a segment. Those of no length share the time of the next that has one, or of the last."""
-    timed = [i for i, word in enumerate(words, 1) if word.end > word.start][:-1]
-    for first, after in pairwise([0, *timed, len(words)]):
-        group = words[first:after]
-        share = (group[-1].end - group[0].start) / len(group) if group else 0.0
-        for i, word in enumerate(group):
-            start = group[0].start + i * share
-            yield word if len(group) == 1 else replace(word, start=start, end=start + share)
-
-
-def cues(words: Sequence[Word], layout: Layout, end: float) -> Iterator[tuple[float, float, str]]:
+def cues(words: Sequence[Word], layout: Layout, end: float) -> Iterator[Cue]:
     """The start, end and lines of each cue for reading, so divided that the sum of costs is least. end: the sound's, in seconds"""
     max_width = layout.max_line_width or _MAX_WIDTH
     max_lines = layout.max_line_count or _MAX_LINES
@@ -112,7 +94,7 @@ def _balanced(text: str, max_width: int) -> str:
 
 def _cues(transcript: Transcript, layout: Layout, escape: Escape = str) -> Iterator[Cue]:
     if layout.makes_cues:
-        words = [word for segment in transcript.segments for word in _spread(_words(segment))]
+        words = [word for segment in transcript.segments for word in segment.words or ()]
         for start, end, text in cues(words, layout, transcript.duration):
             yield start, end, escape(text)
         return

@@ -23,15 +23,7 @@ from speech.options import TranscribeOptions
 from speech.rules import SECONDS_PER_TIMESTAMP, Against, OneOf, Special
 from speech.segments import Attempt, Segment, Transcript, Window
 from speech.timeline import Timeline
-from speech.words import (
-    attended,
-    cut_segment,
-    has_spaces,
-    last_end,
-    place_words,
-    split,
-    timed_words,
-)
+from speech.words import attended, cut_segment, has_spaces, place_words, split, timed_words
 
 _CLEAR = 0.8  # the probability of another language that is clearly spoken
 _PER_TIMESTAMP = round(SECONDS_PER_TIMESTAMP * FRAMES)  # frames
@@ -195,7 +187,7 @@ class Pipeline:
             windows = [*given.values()]
             attention = yield partial(attended, self._model, self.special, steering, windows)
             for (i, window), weights in zip(given.items(), attention, strict=True):
-                cut[i] = self._timed(window, weights, timeline)
+                cut[i] = self._timed(window, weights)
         return cut
 
     def _cut(self, window: Window) -> Window:
@@ -239,21 +231,14 @@ class Pipeline:
             **fields,
         )
 
-    def _timed(
-        self, window: Window, weights: tuple[np.ndarray, np.ndarray], timeline: Timeline
-    ) -> Window:
+    def _timed(self, window: Window, weights: tuple[np.ndarray, np.ndarray]) -> Window:
         """The window with its words. weights: see `attended`"""
         spaces = has_spaces(self.language or "en", self.options.task)
         words = timed_words(split(window.text(self.special), self.text, spaces), *weights)
         before = self._spoken if self._leaves_rest else window.seek / FRAMES
-        placed = place_words(window.segments, words, self.special.is_text, before)
-        pairs = list(zip(window.segments, placed, strict=True))
-        if not self.options.word_timestamps:
-            segments = tuple(replace(old, words=new.words) for old, new in pairs)
-            return replace(window, segments=segments)
-        segments = tuple(timeline.near(old, new) for old, new in pairs)
-        self._spoken = last_end(segments)
-        return replace(window, segments=segments)
+        segments = place_words(window.segments, words, self.special.is_text, before)
+        self._spoken = segments[-1].end
+        return replace(window, segments=tuple(segments))
 
     def append(self, window: Window, timeline: Timeline) -> list[Segment]:
         """Add the segments that have text and a duration to the transcript; return these. Later windows see their text,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby, pairwise
+from itertools import groupby
 from operator import itemgetter
 
 import numpy as np
@@ -13,8 +13,7 @@ from speech.voice import speaking, stretches, with_speech
 
 _QUIET = 1.0  # in features, 40 dB: what is so far below a span's loudest frame is not heard in it
 _RUN = 5  # frames; what is heard for a shorter time at a segment's end belongs to its neighbour
-_LEAST = 0.005  # seconds; a shorter time is none
-_SHORTEST = 0.1  # seconds of a text whose start is its end, where there is time for it
+_SHORTEST = 0.02  # seconds of a text or a word, where there is time for it
 
 Span = tuple[float, float]  # start and end in seconds
 CutSegment = Callable[[Segment, list[list[Word]]], Iterator[Segment]]
@@ -53,14 +52,6 @@ class Timeline:
     def is_cut(self, segment: Segment) -> bool:
         """Whether silence was left out within a segment."""
         return self._piece(segment.start) < self._piece(segment.end, True)
-
-    def near(self, segment: Segment, timed: Segment) -> Segment:
-        """The segment as its words have timed it, but not across a cut that it does not cross itself."""
-        start = max(timed.start, self._bounds[self._piece(segment.start)] / FRAMES)
-        end = min(timed.end, self._bounds[self._piece(segment.end, True) + 1] / FRAMES)
-        if start >= end:
-            return replace(segment, words=timed.words)
-        return replace(timed, start=start, end=end)
 
     def _piece(self, time: float, is_end: bool = False) -> int:
         """How many cuts are before what begins, or ends, at a time."""
@@ -140,23 +131,15 @@ class Timeline:
 
 
 def share(spans: Sequence[Span], first: float, last: float) -> list[Span]:
-    """The spans in order, between two times. One without length takes free time beside it, or shares its neighbour's."""
-    groups = list[tuple[float, float, int]]()  # start, end, and how many share the time
-    now = first
-    for start, end in spans:
-        start = min(max(start, now), last)
-        touches = groups and start - now < 1 / FRAMES
-        now = min(max(end, start), last)
-        if touches and (now - start < _LEAST or groups[-1][1] - groups[-1][0] < _LEAST):
-            groups[-1] = groups[-1][0], now, groups[-1][2] + 1
-        else:
-            groups.append((start, now, 1))
+    """The spans in order, between two times. Each has a length, if there is time: one without takes it from its neighbour."""
+    least = max(0.0, min(_SHORTEST, (last - first) / len(spans)))
     shared = list[Span]()
-    for i, (start, end, count) in enumerate(groups):
-        if end - start < _LEAST:
-            free = last if i + 1 == len(groups) else (start + groups[i + 1][0]) / 2
-            end = min(free, start + _SHORTEST)
-        if end - start < _LEAST:
-            start = max(end - _SHORTEST, shared[-1][1] if shared else first)
-        shared += pairwise(np.linspace(start, end, count + 1).tolist())
+    for start, end in spans:
+        start = max(start, first)
+        first = max(end, start + least)
+        shared.append((start, first))
+    for i in reversed(range(len(shared))):
+        start, end = shared[i]
+        shared[i] = min(start, last - least), min(end, last)
+        last = shared[i][0]
     return shared

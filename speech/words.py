@@ -185,16 +185,14 @@ def place_words(
 
 def _with_marks(words: Iterable[Word]) -> list[Word]:
     """The words, each with the punctuation around it, without the punctuation's time."""
-    joined: list[Word] = []
-    for word in reversed(list(words)):
-        if joined and word.word.startswith(" ") and word.word.strip() in BEFORE:
-            joined[-1].word = word.word + joined[-1].word
-            joined[-1].tokens += word.tokens
-        else:
-            joined.append(word)
     whole: list[Word] = []
-    for word in reversed(joined):
-        if whole and not whole[-1].word.endswith(" ") and word.word in AFTER:
+    for word in words:
+        before = whole[-1].word if whole else ""
+        if before.startswith(" ") and not before.strip(f" {BEFORE}"):
+            word.word = before + word.word
+            word.tokens += whole.pop().tokens
+            whole.append(word)
+        elif before and not before.endswith(" ") and word.word in AFTER:
             whole[-1].word += word.word
             whole[-1].tokens += word.tokens
         else:
@@ -224,6 +222,8 @@ def _moved(segment: Segment, words: list[Word], usual: float, last: float) -> Se
         final.end = max(final.start + usual, end)
     else:
         end = final.end
+    if start >= end:
+        return segment
     return replace(segment, start=start, end=end)
 
 
@@ -239,9 +239,3 @@ def cut_segment(
         tokens = segment.tokens[first:last]
         part = replace(segment, tokens=tokens, text=decode(tokens), words=tuple(words))
         yield replace(part, origins=segment.origins[first:last])
-
-
-def last_end(segments: Sequence[Segment]) -> float:
-    """When the last word ends; without words, the last segment."""
-    ends = (word.end for segment in reversed(segments) for word in reversed(segment.words or ()))
-    return next(ends, segments[-1].end)

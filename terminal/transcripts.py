@@ -103,7 +103,7 @@ class AudioFiles:
         played = 0.0
         failed = 0
         tasks = map(self._task, range(len(self.sounds)))
-        with self._bar as bar:
+        with self._bar:
             for index, result in self.transcriber.transcribe_all(tasks, self.options, batch_size):
                 failed += not self._end(index, result)
                 if isinstance(result, InputError):
@@ -111,10 +111,6 @@ class AudioFiles:
                 summary.texts += 1
                 summary.stats += result.stats
                 played += result.duration
-                if verbose and bar.disable:
-                    reporter.note(
-                        f"{summary.texts}/{len(self.sounds)} files, {played:.0f} s of audio"
-                    )
         if verbose:
             print_summary(summary, played)
         if failed:

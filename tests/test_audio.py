@@ -251,20 +251,6 @@ def test_the_default_track_is_read_or_the_one_that_is_named(tmp_path):
             read(str(path), track=track)
 
 
-@pytest.mark.parametrize("form", ["wav", "mp4"])
-def test_channels_that_cancel_are_told_and_one_is_taken(form):
-    sound = np.hstack([tone(), -tone()])
-    codec = {"wav": "pcm_s16le", "mp4": "aac"}[form]
-    samples = read_bytes(sound_file(form, codec, sound), notes := [])
-    assert np.abs(samples).max() > 0.3
-    assert notes == [
-        "standard input: the channels cancel each other; only the first one is transcribed"
-    ]
-    assert (
-        not read_bytes(sound_file("wav", "pcm_s16le", 0 * sound), notes := []).any() and not notes
-    )
-
-
 def test_what_comes_before_the_damage_is_kept():
     """FFmpeg gives up where no packet begins."""
     notes: list[str] = []

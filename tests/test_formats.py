@@ -103,20 +103,6 @@ def test_vtt_escapes_what_would_be_a_tag():
     assert "R&D <i> so" in FORMATS["srt"](transcript, Layout())
 
 
-def test_no_cue_lasts_no_time():
-    transcript = timed("a b c d e f", 0.0, 0.0, 0.0, 3.0, 4.0, 6.0, 6.0)
-    written = FORMATS["srt"](transcript, Layout(max_words_per_line=1)).split("\n\n")
-    ends = [*(f"0{i},920" for i in range(5)), "06,000"]
-    assert [cue.splitlines()[1:] for cue in written[:-1]] == [
-        [f"00:00:0{start},000 --> 00:00:{end}", text]
-        for start, end, text in zip(range(6), ends, "abcdef", strict=True)
-    ]
-    thirds = timed("a b c d", 0.1, 0.1, 0.1, 0.8, 1.0)
-    assert FORMATS["srt"](thirds, Layout(max_words_per_line=1)).count("-->") == 4
-    nothing = timed("a b", 2.0, 2.0, 2.0)
-    assert "b" in FORMATS["srt"](nothing, Layout(max_words_per_line=1))
-
-
 def test_cues_for_reading_break_at_sentences_and_stay_long_enough():
     text = (
         "It is half past ninety. Eight of them waited, and nobody said a single word to them. No."

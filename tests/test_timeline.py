@@ -44,12 +44,13 @@ def spans(segments):
     "given, shared",
     [
         ([(1, 2), (3, 4)], [(1, 2), (3, 4)]),
-        ([(1, 2), (2, 2), (2, 3)], [(1, 1.5), (1.5, 2), (2, 3)]),  # the time of the one before
-        ([(1, 1), (1, 2)], [(1, 1.5), (1.5, 2)]),
-        ([(1, 1), (3, 4)], [(1, 1.1), (3, 4)]),  # free time
-        ([(1, 2), (5, 5)], [(1, 2), (4.9, 5)]),
+        ([(1, 2), (2, 2), (2, 3)], [(1, 2), (2, 2.02), (2.02, 3)]),  # the time of the one after
+        ([(1, 1), (1, 2)], [(1, 1.02), (1.02, 2)]),
+        ([(1, 1), (3, 4)], [(1, 1.02), (3, 4)]),  # free time
+        ([(1, 2), (5, 5)], [(1, 2), (4.98, 5)]),
+        ([(0, 9), (9, 9)], [(0.5, 4.98), (4.98, 5)]),  # the time of the one before
         ([(1, 3), (2, 9)], [(1, 3), (3, 5)]),  # in order, and not beyond the last
-        ([(7, 8), (8, 9)], [(4.9, 4.95), (4.95, 5)]),
+        ([(7, 8), (8, 9)], [(4.96, 4.98), (4.98, 5)]),
     ],
 )
 def test_each_has_some_time(given, shared):
@@ -86,8 +87,8 @@ def test_an_end_is_at_most_the_sounds_and_later_segments_go_before_it():
     line = Timeline(np.zeros((200, 2), np.float32), None)
     assert spans(place(line, segment(0.5, 1.5), segment(1.98, 9), segment(9, 10))) == [
         (0.5, 1.5),
-        (1.9, 1.95),
-        (1.95, 2),
+        (1.96, 1.98),
+        (1.98, 2),
     ]
 
 

@@ -262,10 +262,6 @@ def test_mistakes_are_one_line(folder, arguments, error):
             ["--cue-gap", "0", "-f", "srt", "-o", "gapless"],
             "--cue-gap has no effect without --subtitles\n",
         ),
-        (
-            ["--fp16", "True"],
-            "--fp16 has no effect here\n",
-        ),
         (["--max-line-width", "9"], "--max-line-width has no effect with --output-format txt\n"),
     ],
 )
