@@ -8,7 +8,7 @@ from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
 from common.errors import InputError
-from documents.sentences import between, words_and_clusters
+from documents.sentences import UNIT, between
 from text.cues import NEWLINE, line_spans
 
 Span = tuple[int, int]
@@ -103,9 +103,8 @@ def in_text(
     below: str = "",
     **fields,
 ) -> Document:
-    """A document of text, whose passages `find` finds in it. fit: fits a text into a passage of the source, with
-    its formatting at these targets; None: the passage stays as it is. below: the line break before a translation that is
-    to stand below its source, not in its place; a line feed is the source's own. InputError if it is not text."""
+    """A document of text, whose passages `find` finds. fit: fits a text into a passage of the source; None: it stays as it
+    is. below: the line break before a translation below its source; a line feed is the source's. InputError if not text."""
     source = as_text(data)
     passages = _located(source, find(source))
     newline = below.replace("\n", newline_of(source))
@@ -139,7 +138,6 @@ def joined(
     notes: Sequence[str] = (),
 ) -> Document:
     """One document of several, which have no lines of their own. assemble: makes its bytes of theirs"""
-
     firsts = [0, *accumulate(len(document.passages) for document in documents)]
 
     def write(texts: Texts, targets: AllTargets = None) -> Written:
@@ -244,9 +242,8 @@ def _below(source: Sequence[str], lines: Sequence[str], cues: Sequence[int], new
 
 
 def spread(text: str, lengths: Sequence[int]) -> list[str]:
-    """The text cut between words, each part about as long as its share; the last ones are empty if there are too few
-    words. A script without spaces is cut between characters."""
-    words = words_and_clusters(text)
+    """The text cut between words or clusters, each part about as long as its share; empty ones come last."""
+    words = UNIT.findall(text)
     starts = accumulate(map(len, words), initial=0)
     middles = [start + len(word.rstrip()) / 2 for start, word in zip(starts, words, strict=False)]
     total = sum(lengths)

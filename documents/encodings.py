@@ -22,8 +22,8 @@ def decoded(
     is_markup: bool = False,
 ) -> Document:
     """The document that `parse` makes of the data in UTF-8; it is written in its own encoding again, if that has all
-    characters. encoding: None: as declared, UTF-8, or else a guess, which is noted; a byte-order mark comes first. is_markup: it may declare its encoding,
-    and write characters as numbers. InputError if the encoding is wrong."""
+    characters. encoding: after a byte-order mark; None: as declared, UTF-8, or else a guess, which is noted. is_markup: it
+    may declare its encoding, and write characters as numbers. InputError if the encoding is wrong."""
     if data.startswith(b"PK"):  # an archive
         return parse(data)
     name, is_guess = _encoding(data, encoding, is_markup)

@@ -153,8 +153,7 @@ def _comments(
 def _plurals(
     one: str, many: str, number: int, form_of: Callable[[int], int], placeholders: str
 ) -> Iterator[str]:
-    """The source of each form: the singular only for the form of 1, and only if it serves all other counts of the form,
-    too."""
+    """The source of each form: the singular only for the form of 1, if it serves all its other counts, too."""
     lost = changed(one, many, keep_pattern(placeholders))
     for i in range(number):
         counts = [n for n in range(200) if form_of(n) == i]

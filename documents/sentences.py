@@ -28,7 +28,7 @@ _WIDE = regex.compile(r"[\p{ea=W}\p{ea=F}]")
 _LETTER = rf"[^\W{_UNSPACED}]"  # of words that have spaces between them
 # What lines are made of: words or clusters, with opening marks, and with closing marks and vowels that may not begin a
 # line (by Unicode's line breaking classes; Thai and Lao vowels stand before or after their consonant).
-_UNIT = regex.compile(
+UNIT = regex.compile(
     r"(?:\p{Pd}\s+)?[\p{lb=OP}\p{Pi}\u0e40-\u0e44\u0ec0-\u0ec4]*"
     rf"(?:(?=[{_UNSPACED}])\X(?:(?<=[\u1039\u17d2])\X)*|[^\s{_UNSPACED}]+)"
     r"(?:(?=[\p{lb=CL}\p{lb=CP}\p{lb=EX}\p{lb=IS}\p{lb=NS}\p{lb=CJ}\p{Pf}\p{M}\p{Lm}…"
@@ -42,10 +42,10 @@ _NARROWEST = 40  # columns; below that, lines are a list or verses
 ENDED = regex.compile(r"""[\p{STerm}…♪][\p{Pe}\p{Pf}"']*\s*$""")
 _LINE_ENDED = regex.compile(rf"{ENDED.pattern}|[:：]\s*$")  # noqa: RUF001
 _MARKED_ENDED = regex.compile(r"[\p{STerm}:]\W*$")  # whatever marks stand behind it
-_BEGINS_LOWER = regex.compile(r"""[\p{Ps}\p{Pi}"'.…\s]*\p{Ll}""")
+BEGINS_LOWER = regex.compile(r"""[\p{Ps}\p{Pi}"'.…\s]*\p{Ll}""")
 _BEGINS_SENTENCE = regex.compile(r"""[\s\p{Ps}\p{Pi}"'*•\-–\d.)]*[\p{Lu}\p{Lt}\p{Lo}\p{N}]""")  # noqa: RUF001
 _GOES_ON = regex.compile(
-    rf"{_BEGINS_LOWER.pattern}|\s*[\p{{Pd}}」』]|(?<=[」』])\p{{Hiragana}}|\s*$"
+    rf"{BEGINS_LOWER.pattern}|\s*[\p{{Pd}}」』]|(?<=[」』])\p{{Hiragana}}|\s*$"
 )
 _OPENING = regex.compile(r"""\s["”]$""")  # sentencex takes it for a closing one
 _PAGE = regex.compile(r"(?<!\p{L})\p{Ll}{1,4}\.$")  # before a number
@@ -73,11 +73,6 @@ def phrase_pattern(phrases: Collection[str]) -> regex.Pattern:
     return regex.compile(rf"(?i)(?<!{_LETTER})\L<phrases>(?!{_LETTER})", phrases=phrases)
 
 
-def words_and_clusters(text: str) -> list[str]:
-    """The pieces that lines may be made of, with the space after them."""
-    return _UNIT.findall(text)
-
-
 def is_unspaced(text: str) -> bool:
     """Whether this is of a script without spaces between words."""
     return regex.match(f"[{_UNSPACED}]", text) is not None
@@ -93,13 +88,8 @@ def runs_on(before: str, after: str) -> bool:
     return after.lstrip()[:1].islower() and not _MARKED_ENDED.search(before)
 
 
-def begins_lower(text: str) -> bool:
-    return _BEGINS_LOWER.match(text) is not None
-
-
 def paragraphs(lines: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Lines grouped into paragraphs: all of an evenly wrapped block; or a line that begins a sentence and those in which
-    it goes on, in lower case and not further to the right."""
+    """Lines by paragraph: an evenly wrapped block; or a sentence's first line and those, in lower case, not more indented."""
     if _wrapped(lines):
         yield lines
         return
@@ -112,7 +102,7 @@ def paragraphs(lines: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _goes_on(first: str, before: str, line: str) -> bool:
-    if not begins_lower(line) or _LINE_ENDED.search(before):
+    if not BEGINS_LOWER.match(line) or _LINE_ENDED.search(before):
         return False
     begins = _BEGINS_SENTENCE.match(first)
     return begins is not None and len(line) - len(line.lstrip()) < begins.end()
@@ -122,7 +112,7 @@ def _wrapped(lines: Sequence[str]) -> bool:
     """Whether the lines are one paragraph: no line had room for the next one's first word, and some do not end a
     sentence."""
     widths = [_columns(line.rstrip()) for line in lines]
-    first_words = [_columns(words_and_clusters(line.lstrip())[0].rstrip()) for line in lines[1:]]
+    first_words = [_columns(UNIT.findall(line.lstrip())[0].rstrip()) for line in lines[1:]]
     widest = max(widths)
     full = all(width + 1 + first > widest for width, first in zip(widths, first_words))  # noqa: B905
     return widest >= _NARROWEST and full and not all(map(_LINE_ENDED.search, lines[:-1]))
@@ -139,9 +129,8 @@ def sentences(
     fits: Callable[[str], bool],
     whole: bool = False,
 ) -> Iterator[str]:
-    """The sentences of a text, with the space after them; what does not fit is cut at clauses. Joined they are the
-    text. A sentence may run over lines. language: a tag. pattern: what is not cut apart. whole: leave a paragraph whole
-    if it fits."""
+    """The sentences of a text, with the space after them, cut at clauses if they do not fit. A sentence may run over lines.
+    language: a tag. pattern: what is not cut apart. whole: leave a paragraph whole if it fits."""
     language = language.partition("-")[0]
     for has_text, lines in groupby(text.splitlines(keepends=True), lambda line: bool(line.strip())):
         for paragraph in map("".join, paragraphs([*lines]) if has_text else lines):
@@ -176,7 +165,7 @@ def _clauses(text: str, fits: Callable[[str], bool]) -> Iterator[str]:
         yield text
         return
     middle = len(text) // 2
-    for cut in (_CLAUSE, _SPACE, _UNIT):
+    for cut in (_CLAUSE, _SPACE, UNIT):
         ends = [match.end() for match in cut.finditer(text) if 0 < match.end() < len(text)]
         if ends:
             middle = min(ends, key=lambda end: abs(end - middle))

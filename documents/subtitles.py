@@ -26,7 +26,7 @@ from documents.document import (
 from documents.inline import Event, Inline
 from documents.markup import Markup, in_markup
 from documents.paragraph import Paragraph
-from documents.sentences import ENDED, begins_lower
+from documents.sentences import BEGINS_LOWER, ENDED
 from text.cues import ASS_TAG, TAG, UNREADABLE, Cue, Report, cues, seconds
 
 _ASS_BREAK = re.compile(r"\\[Nn]")
@@ -195,7 +195,7 @@ def _go_on(source: str, cue: Cue, following: Cue) -> bool:
         and cue.start <= following.start <= cue.end + _SOON
         and not ENDED.search(line)
         and not (_SOUND.fullmatch(line) or _SOUND.fullmatch(first) or _SPEAKER.match(first))
-        and (begins_lower(first) or _COMMA.search(line) is not None)
+        and (BEGINS_LOWER.match(first) or _COMMA.search(line)) is not None
     )
 
 

@@ -130,8 +130,7 @@ class Translator:
         return result_of(self.run([self.steps(document)], name, length(document)))
 
     def run(self, tasks: Iterable[Task], name: str, characters: int) -> Iterator[tuple[int, Any]]:
-        """Decode what several documents' tasks need, in the same batches; yield as `SpeculativeDecoder.run`. characters:
-        of all of them, for the progress bar of this name."""
+        """Decode several documents' tasks in the same batches; yield as `SpeculativeDecoder.run`. characters: of all."""
         with reporter.bar(name, characters, " characters", 0.1) as advance:
 
             def finish(row: Row) -> None:
@@ -142,8 +141,7 @@ class Translator:
             yield from self.decoder.run(tasks, self.options, size, at_once=size, on_row=finish)
 
     def steps(self, document: Document, journal: Journal | None = None) -> Task:
-        """Translate a document, wherever its sentences are decoded; `finish` gets their rows. journal: gets each sentence
-        as it is finished"""
+        """Translate a document, wherever its sentences are decoded; `finish` gets their rows. journal: gets their texts"""
         if document.for_language and self.target_lang:
             document = document.for_language(short(self.target_lang))
         if journal:
@@ -233,8 +231,7 @@ class Translator:
         return self.decoder.row(self._framed(Prompt(text, "-")), self.options, RowSeeds(0))
 
     def _rows(self, wanted: Sequence[str], journal: Journal | None) -> Iterator[Row]:
-        """The rows of the sentences that have no text yet, the longest first. They are made as they are taken; documents
-        that want the same sentence wait for the same row."""
+        """The rows of sentences without a text, the longest first, made as they are taken; documents share them."""
         self.texts |= {each: self._exact[each] for each in wanted if each in self._exact}
         seeds = RowSeeds(self.options.seed)
         for sentence in sorted(dict.fromkeys(wanted), key=len, reverse=True):

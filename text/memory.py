@@ -116,17 +116,13 @@ def _fit(one: str | None, other: str | None) -> bool:
 
 
 def load_memory(path: Path, report: Report) -> Memory:
-    """The memory in a file: TMX (.tmx), tab-separated (.tsv, .txt) or JSON lines (any other name).
-
-    Calls `report(line, reason)` for each line that it skips; lines count from 1. OSError or InputError if the
-    whole file cannot be read.
-    """
+    """The memory in a file: TMX (.tmx), tab-separated (.tsv, .txt) or JSON lines (any other name). Calls `report(line, reason)`
+    for each line that it skips; lines count from 1. OSError or InputError if the whole file cannot be read."""
     with open(path, "rb") as file:
         if path.suffix.lower() == ".tmx":
             with errors_name(path):
                 return Memory(_tmx_pairs(file))
-        is_tabular = path.suffix.lower() in (".tsv", ".txt")
-        parse = _tab_separated if is_tabular else _json_object
+        parse = _tab_separated if path.suffix.lower() in (".tsv", ".txt") else _json_object
         return Memory(_line_pairs(file, parse, report))
 
 
