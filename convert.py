@@ -1,9 +1,8 @@
-"""Convert a Hugging Face checkpoint to a folder that main.py loads: weights.npz, config.json and
-tokenizer files.
+"""Convert a Hugging Face checkpoint to a folder that main.py loads.
 
-    python convert.py --model google/flan-t5-base
-    python convert.py --model demo/target --dtype float32
-    python convert.py --model google-t5/t5-11b --quantize --q-bits 4
+python convert.py --model google/flan-t5-base
+python convert.py --model demo/target --dtype float32
+python convert.py --model google-t5/t5-11b --quantize --q-bits 4
 """
 
 import terminal  # noqa: F401 (first: it checks Python and the packages)

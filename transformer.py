@@ -140,11 +140,10 @@ STATES = 3  # that a decoder's cache may keep of a token
 
 
 class Stack(nn.Module):
-    """The encoder or the decoder: `layers` and, in most families, a last `norm`. A distilled decoder has `mix`, which adds
-    the states before the tokens to the first layer's input (families/distilled.py).
+    """The encoder or the decoder: `layers` and, in most families, a last `norm`; `mix` in a distilled one.
 
-    A decoder's cache may keep states: the outputs of a low and a middle layer, without their lengths, beside the head's input
-    (EAGLE-3, Li et al. 2025, arXiv 2503.01840).
+    A decoder's cache may keep states: a low and a middle layer's outputs, normed, and the head's input (EAGLE-3, Li et al.
+    2025, arXiv 2503.01840). `mix` adds the states before the tokens to the first layer's input (families/distilled.py).
     """
 
     def only(self, indices: Sequence[int]) -> Self:
@@ -273,9 +272,8 @@ class EncoderDecoder(LanguageModel):
     def attention(
         self, prompts: TokenLists, tokens: mx.array, heads: Mapping[int, Sequence[int] | None]
     ) -> tuple[mx.array, dict[int, mx.array]]:
-        """The logits [B, T, V] of tokens [B, T], a row's prefix and text, in one call with a cache of its own; and for each
-        decoder layer in `heads` the float32 scores [B, H, T, S] of these heads (None: all) for the source alone, before
-        softmax, -inf on padding."""
+        """The logits [B, T, V] of tokens [B, T], a row's prefix and text; and for each decoder layer in `heads` the float32
+        scores [B, H, T, S] of these heads (None: all) for the source alone, before softmax, -inf on padding."""
         cache = self.start(prompts)
         S = cache.mask.shape[1]
         scores = dict[int, mx.array]()

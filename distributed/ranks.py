@@ -116,8 +116,7 @@ class Ranks:
                 raise InputError(f"the ranks disagree: {fault}")
 
     def check_folder(self, folder: Path, *packages: str) -> None:
-        """InputError if the ranks have other files in a model's folder, or other versions of MLX or `packages`. Of
-        each file its size and last MiB are compared, where an npz file has the checksums of all its arrays."""
+        """InputError if the ranks have other files in a model's folder, or other versions of MLX or `packages`."""
         if self.size == 1:
             return
 
@@ -137,7 +136,7 @@ class Ranks:
 
 
 def _end(path: Path) -> str:
-    """A file's size, and the checksum of its last MiB."""
+    """A file's size, and the checksum of its last MiB, where an npz file has the checksums of its arrays."""
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 2**20))

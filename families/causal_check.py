@@ -69,8 +69,7 @@ def check_cache(model: nn.Module) -> list:
 
 
 def check(model: Any) -> tuple[int, int | None, int]:
-    """The number of axes that the model needs in masks, how many rows it can decode together (None: any number), and
-    its vocabulary's size. InputError if logits differ from those of a row alone."""
+    """The model's number of axes in masks, of rows at a time (None: any), and of tokens in its vocabulary."""
     weights = dict(tree_flatten(model.parameters())).values()
     is_half = any(weight.dtype in (mx.float16, mx.bfloat16) for weight in weights)
     has_states = bool(model.new_cache(1).states)
@@ -84,10 +83,6 @@ def check(model: Any) -> tuple[int, int | None, int]:
             distance, vocab_size = _distance(model, together=max_rows is None)
             moved = _state_distance(model) if has_states and max_rows is None else 0
         except Exception as error:  # whatever a model makes of a batch that it was not made for
-            if "GatherMM" in str(error):
-                reason = "MLX's CPU backend has mixtures of experts in float32 only"
-                hint = "convert it with --dtype float32, or with -q"
-                raise refused(model.model, f"{reason}: {hint}") from None
             reasons.append(f"a batch of rows of unequal length fails: {first_line(error)}")
             continue
         if distance < _TOLERANCE[is_half] and moved < _STATE_TOLERANCE[is_half]:

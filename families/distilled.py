@@ -30,8 +30,7 @@ Weights = dict[str, mx.array]
 
 
 def skeleton(target: Any, layers: Sequence[int], states: int = STATES + 1) -> Any:
-    """A draft model with decoder layers such as these of the target's. The weights of its own are to be set. states: how many
-    `mix` reads, the target's and its own"""
+    """A draft model with decoder layers such as these, its own weights unset. states: how many `mix` reads, its own too"""
     draft: Any = copy(target)
     kind: Any = type(target)
     decoder = draft.decoder = kind(target.config).decoder.only(layers)  # nothing is computed yet

@@ -24,9 +24,8 @@ from text.tokenizer import SOURCE_FILE, load_tokenizer
 
 
 def find(name: str, base: str | None = None) -> Path:
-    """The folder that a user means: a converted one or one for mlx-lm, by its path or its name under mlx_models/, or a
-    checkpoint, which is converted on first use and, if it is here, when it has changed. base: the model that an adapter of
-    this name is merged into"""
+    """The folder that a user means: a converted one or one for mlx-lm, by its path or its name under mlx_models/, or that of a
+    checkpoint, which is converted first. base: the model that an adapter of this name is merged into"""
     path = converted(name, base)
     if path is None:
         return causal_loading.find_mlx_lm_folder(name, base) or conversion.convert_first(name, base)

@@ -20,8 +20,7 @@ from text.tokenizer import byte_tokenizer, like_sentencepiece, tokenizer_errors
 class Config(model.Config):
     @classmethod
     def from_hub(cls, raw: Mapping, weights: Collection[str] | None) -> "Config":
-        """config.json is incomplete and sometimes wrong, so the weights decide what they can: whether the
-        feed-forward layers are gated, the head is tied, every layer has a bias."""
+        """The weights decide what they can, because config.json is incomplete and sometimes wrong."""
         gated = str(raw.get("feed_forward_proj", "relu")).startswith("gated-")
         bias_per_layer = raw.get("model_type") == "umt5"
         if weights is not None:

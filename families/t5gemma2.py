@@ -1,8 +1,7 @@
 """T5Gemma 2 in MLX, text only: T5Gemma with Gemma 3's changes, and one attention in the decoder.
 
-A layer's queries see the tokens so far and the source in one softmax, the source through the same
-projections, without positions. Queries and keys have norms. Local and global layers have their own rotary
-positions. Encoder and decoder share one embedding. The image part is left out.
+A layer's queries see the tokens so far and the source in one softmax, the source through the same projections, without
+positions. Local and global layers have their own rotary positions. Encoder and decoder share one embedding.
 """
 
 from collections.abc import Collection, Mapping
