@@ -72,24 +72,13 @@ def _parse(
     return in_markup(data, lambda _: paragraphs, markup, below=below, notes=notes)
 
 
-def _split(pattern: re.Pattern, text: str) -> Iterator[tuple[Span, re.Match | None]]:
-    """The tags of a text, and the parts between them, for which there is None."""
-    at = 0
-    for tag in pattern.finditer(text):
-        yield (at, tag.start()), None
-        yield tag.span(), tag
-        at = tag.end()
-    yield (at, len(text)), None
-
-
 def _without_tags(passage: Passage, pattern: re.Pattern) -> Iterator[Paragraph]:
     """The passage with its tags as marks, if it has words."""
     here = Inline(passage.text, passage.breaks, drops=True)
-    for (start, stop), tag in _split(pattern, passage.text):
-        if tag:
-            here.add(Event(_kind(tag), start, stop, name=_name(tag), mark="look"))
-        else:
-            here.add(Event("text", start, stop, passage.text[start:stop]))
+    for item in _items(pattern, passage.text):
+        words = item.raw if item.kind == "text" else ""
+        kind = item.kind.replace("kept", "anchor")
+        here.add(Event(kind, item.start, item.stop, words, item.name, "look"))
     here.finish()
     yield from (replace(e, spans=passage.spans, cues=passage.cues) for e in here.paragraphs)
 
@@ -100,17 +89,18 @@ def _name(tag: re.Match) -> str:
 
 def _kind(tag: re.Match) -> str:
     if not _name(tag):
-        return "anchor"
+        return "kept"
     return "close" if tag["close"] or tag["on"] == "0" else "open"
 
 
-def _items(pattern: re.Pattern, raw: str) -> Iterator[Item]:
-    for (start, stop), tag in _split(pattern, raw):
-        if tag:
-            kind = _kind(tag).replace("anchor", "kept")
-            yield Item(kind, start, stop, tag[0], _name(tag), "look")
-        else:
-            yield Item("text", start, stop, raw[start:stop])
+def _items(pattern: re.Pattern, text: str) -> Iterator[Item]:
+    """The tags of a text, and the parts between them."""
+    at = 0
+    for tag in pattern.finditer(text):
+        yield Item("text", at, tag.start(), text[at : tag.start()])
+        yield Item(_kind(tag), *tag.span(), tag[0], _name(tag), "look")
+        at = tag.end()
+    yield Item("text", at, len(text), text[at:])
 
 
 def _fit(pattern: re.Pattern, passage: Passage, text: str) -> list[str]:
