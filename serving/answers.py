@@ -122,7 +122,7 @@ class Writer:
         name, arguments = self._calls[step.row].push(text, step.now.finish_reason)
         call: dict[str, Any] = {"function": {"arguments": arguments}}
         if name is not None:
-            call = {"id": self._calls[step.row].id, "type": "function", **call}
+            call |= {"id": self._calls[step.row].id, "type": "function"}
             call["function"]["name"] = name
         elif not arguments:
             return {"content": None}
@@ -161,11 +161,10 @@ class Writer:
         prompts = self.rows[:: self.rows[0].options.num_samples]
         prompt_tokens = sum(len(row.prompt) for row in prompts)
         stats = sum((end.stats for end in self._ends.values()), Stats())
+        cached_tokens = sum(self._ends[row].stats.cached_tokens for row in prompts)
         return {
             "prompt_tokens": prompt_tokens,
-            "prompt_tokens_details": {
-                "cached_tokens": sum(self._ends[row].stats.cached_tokens for row in prompts)
-            },
+            "prompt_tokens_details": {"cached_tokens": cached_tokens},
             "completion_tokens": stats.tokens,
             "total_tokens": prompt_tokens + stats.tokens,
             "completion_tokens_details": {
@@ -176,13 +175,13 @@ class Writer:
 
 
 class ResponseWriter(Writer):
-    """Writes the answer of /v1/responses, of one row: the events that build up its items, each with one part, or what the last
-    event holds. The items are a message and, of a model that thinks, its reasoning before it; or a function's call."""
+    """Writes the answer of /v1/responses, of one row: a message, after the reasoning of a model that thinks, or a call."""
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         (self._row,) = self.rows
-        self._head |= self._request.model_dump(include={"tools", "tool_choice"})
+        more = dict(object="response", created_at=self._head["created"], parallel_tool_calls=False)
+        self._head |= self._request.model_dump(include={"tools", "tool_choice"}) | more
         self._items = [] if self._calls else [_item("message", "output_text", role="assistant")]
         if self._thinking[self._row].marks:
             self._items.insert(0, _item("reasoning", "reasoning_text", summary=[]))
@@ -261,9 +260,7 @@ class ResponseWriter(Writer):
         return {"type": f"response.{kind}", **fields, **more}
 
     def _response(self, status: str, items: list[dict[str, Any]]) -> dict[str, Any]:
-        head = {**self._head, "object": "response", "created_at": self._head["created"]}
-        head["parallel_tool_calls"] = False
-        return {**head, "status": status, "output": items, "error": None}
+        return {**self._head, "status": status, "output": items, "error": None}
 
     def _usage(self) -> dict[str, Any]:
         usage = super()._usage()

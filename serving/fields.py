@@ -1,5 +1,4 @@
-"""The fields of OpenAI's requests that are options of a row, and those of other servers: which are known, which have to be off, and
-their values as `Options` takes them."""
+"""The fields of OpenAI's and other servers' requests: which are options of a row, and which have to be off."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -39,7 +38,6 @@ SERVER_WIDE = ("lookup", "delta", "acceptance")
 _SERVED = {name: d.served for name, d in DECLARED.items() if d.served is not None}
 OPTION_NAMES = {d.request or name: name for name, d in DECLARED.items() if d.request is not None}
 OPTION_NAMES["num_draft_tokens"] = "num_draft"  # mlx-lm's name
-_NEAR = 0.8  # difflib's similarity of a field that was probably meant
 _OFF = {  # option -> other servers' value for "off" or, of seeds, "a new one"; and ours
     "top_k": (-1, 0),
     "top_p": (0, 1.0),
@@ -54,7 +52,7 @@ def check_names(more: dict[str, Any], declared: Iterable[str]) -> None:
     """Raise InputError for an unknown or unsupported field. declared: the other fields that may have been meant."""
     for field, value in more.items():
         if not any(field in names for names in (OPTION_NAMES, NEUTRAL, SERVER_WIDE, IGNORED)):
-            near = get_close_matches(field, (*OPTION_NAMES, *declared), n=1, cutoff=_NEAR)
+            near = get_close_matches(field, (*OPTION_NAMES, *declared), n=1, cutoff=0.8)
             hint = f"; nearest: {near[0]!r}" if near else ""
             raise InputError(f"there is no field {field[:50]!r}{hint}")
         if field in SERVER_WIDE:
@@ -64,8 +62,7 @@ def check_names(more: dict[str, Any], declared: Iterable[str]) -> None:
 
 
 def with_options(defaults: Options, given: dict[str, Any], max_tokens: int) -> Options:
-    """The defaults with a request's options. Raises InputError, in the request's words, for one that is out of range or
-    above the limit for requests; of tokens it takes as many as there may be."""
+    """The defaults with a request's options; at most `max_tokens`. InputError, in its words, if one is out of range."""
     given = {name: _normalised(name, value) for name, value in given.items()}
     if isinstance(given.get("max_tokens"), int):
         given["max_tokens"] = min(given["max_tokens"], max_tokens)
@@ -76,8 +73,7 @@ def with_options(defaults: Options, given: dict[str, Any], max_tokens: int) -> O
         if isinstance(value, int) and value > limit:
             raise InputError(f"{_request_name(name)} is {value}; {limit} at most")
         if isinstance(value, (list, dict)) and len(value) > limit:
-            entries = f"has {len(value)} entries; {limit} at most"
-            raise InputError(f"{_request_name(name)} {entries}")
+            raise InputError(f"{_request_name(name)} has {len(value)} entries; {limit} at most")
     samples = given.get("num_samples", defaults.num_samples)
     if isinstance(samples, int) and samples > 1 and given.get("temp", defaults.temp) == 0:
         raise InputError("n above 1 needs temperature above 0")  # a request has no beams

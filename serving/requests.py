@@ -19,9 +19,8 @@ from speculative.processors import CountPenalty
 from text.text_side import ChatTemplate, Prompt
 
 _DROPPABLE = (  # fields that are dropped where the chat template has no use for them
-    *("parsed", "name", "tool_call_id", "reasoning_content", "reasoning", "annotations"),
-    *("id", "type", "status", "phase"),
-)
+    "parsed name tool_call_id reasoning_content reasoning annotations id type status phase"
+).split()
 _SWITCHES = ("enable_thinking", "thinking")  # in chat templates
 _LANGUAGES = {"source_lang_code": "source_lang", "target_lang_code": "target_lang"}
 _JSON_SCHEMA = "https://json-schema.org/draft/2020-12/schema"
@@ -60,8 +59,7 @@ class _Message(Object):
     tool_calls: list[_ToolCall] = Field(default=[])
 
     def for_template(self, template: str) -> dict[str, Any]:
-        """The message as the template gets it, in the nearest role that it knows. Raises InputError for a field that it
-        never uses."""
+        """The message, in the nearest role that the template knows. Raises InputError for a field that it never uses."""
         role = self.role
         if template and not _uses(template, role):
             role = {"developer": "system", "tool": "user"}.get(role, role)
@@ -133,9 +131,7 @@ class Fields(Object):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     model: str | None = None
     stream: bool = False
-    stream_options: dict[Literal["include_usage", "include_obfuscation"], bool | None] = Field(
-        default={}
-    )
+    stream_options: dict[Literal["include_usage", "include_obfuscation"], bool | None] = Field({})
     origins: bool = False
     prediction: _Prediction | None = None
     response_format: _Format | None = None
@@ -238,8 +234,7 @@ class Chat(Fields):
 
     @property
     def callable_tools(self) -> list[_Tool]:
-        """The tools of which the answer calls one; none: the answer is a text. With `auto` a tool's result is answered by a
-        text, anything else by a call."""
+        """The tools of which the answer calls one; none: it is a text, such as after a tool's result with `auto`."""
         choice = self.tool_choice
         tools = self.tools
         if len({tool.name for tool in tools}) < len(tools):
@@ -253,8 +248,7 @@ class Chat(Fields):
         return tools
 
     def prompt(self, chat: ChatTemplate | None, settings: Mapping[str, Any]) -> Prompt:
-        """The prompt for a model with this chat template. settings: the server's own arguments for it. Raises InputError
-        for what it cannot use."""
+        """The prompt for this chat template. settings: the server's arguments for it. InputError for what it cannot use."""
         source = chat.jinja if chat else ""
         template = dict(settings)
         thinks = False if self.reasoning_effort == "none" else self.enable_thinking

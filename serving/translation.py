@@ -1,5 +1,4 @@
-"""Texts and documents in another language, for LibreTranslate's and DeepL's routes. Each sentence is a row of the engine's
-batches, beside those of all other requests."""
+"""Texts and documents in another language, for LibreTranslate's and DeepL's routes. Each sentence is a row of the engine."""
 
 import asyncio
 import json
@@ -8,6 +7,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -37,7 +37,6 @@ _COMMON = (
     " sq sr sv th tl tr uk ur vi zh-Hans zh-Hant"
 ).split()
 _ALIASES = {"zh": "zh-Hans", "zt": "zh-Hant", "pb": "pt-BR"}  # LibreTranslate's
-_DETECTED = 100  # passages in which a language is detected
 _STORED = 32  # documents
 STORED_SECONDS = 600  # for which a translation waits for its client
 _STORED_SIZE = 10  # times the largest upload: of all of them
@@ -121,11 +120,8 @@ class Translations:
 
         return Route(path, endpoint, methods=methods)
 
-    async def _fields(
-        self, request: Request, scheme: str = "Bearer", is_file: bool = False
-    ) -> dict[str, Any]:
-        """A request's fields, in the address and in JSON or a form. The key is checked as soon as it may be known:
-        LibreTranslate's may be one of them."""
+    async def _fields(self, request: Request, scheme: str = "Bearer", is_file: bool = False) -> Any:
+        """A request's fields, in the address and in JSON or a form. A key, which may be one, is checked as soon as it is known."""
         self.gate.check_origin(request)
         in_address = _values(request.query_params)
 
@@ -158,27 +154,23 @@ class Translations:
     async def start(
         self, document: Document, source: str | None, target: str, **options: Any
     ) -> Started:
-        """Begin to translate a document. source: None or "auto": as detected. InputError for a language that the model
-        lacks. The steps raise Refused if too many texts wait, and HTTPException if one fails."""
+        """Begin to translate a document. source: None or "auto": as detected. InputError for a language that the model lacks;
+        the steps raise as `steps_of`."""
         return await run_in_threadpool(self._start, document, source or "auto", target, options)
 
-    def _start(
-        self, document: Document, source: str, target: str, options: dict[str, Any]
-    ) -> Started:
+    def _start(self, document: Document, source: str, target: str, options: dict) -> Started:
         certainty = 1.0
         if source.lower() == "auto":
             source, certainty = self._source_of(document)
         source_lang, target_lang = (_ALIASES.get(code.lower(), code) for code in (source, target))
         if tag_of(source_lang) and short(source_lang) == short(target_lang):
             return Started(_unchanged(document), source, certainty)
+        options |= {"source_lang": None, "target_lang": target_lang}
+        if self._is_told_source:
+            options["source_lang"] = source_lang
         translator = Translator(
             self.engine.decoder,
-            replace(
-                self.engine.options,
-                source_lang=source_lang if self._is_told_source else None,
-                target_lang=target_lang,
-                **options,
-            ),
+            replace(self.engine.options, **options),
             assumed_source=source_lang,
             aligners=self._aligners,  # a few texts do not tell how attention is to be read
             max_prompt_tokens=self.limits.prompt_tokens,
@@ -186,9 +178,8 @@ class Translations:
         return Started(self._steps(translator, document), source, certainty)
 
     def _source_of(self, document: Document) -> tuple[str, float]:
-        texts = (passage.text for passage in document.passages[:_DETECTED])
         with suppress(InputError):
-            return self.detect("\n".join(texts))
+            return self.detect("\n".join(passage.text for passage in document.passages[:100]))
         decoder = self.engine.decoder
         source_lang, _ = decoder.text.default_languages(decoder.model.prefix([]))
         return _shown(source_lang or "en"), 0.0
@@ -207,9 +198,8 @@ class Translations:
             raise InputError("file: field required")
         path = Path(upload.filename or upload.file.filename or "")
         data = await upload.file.read()
-        document = await to_thread.run_sync(
-            read_apart, path, data, self._check, limiter=self._reading
-        )
+        read = partial(read_apart, path, data, self._check)
+        document = await to_thread.run_sync(read, limiter=self._reading)
         started = await self.start(document, source, target)
         self._make_room(len(data))
 

@@ -18,22 +18,13 @@ from starlette.routing import Route
 from common.errors import InputError
 from documents import FORMATS, html, plain
 from serving.translation import Asked, Step, Texts, Translations, document_of
-from serving.transport import (
-    ERRORS,
-    MAX_BODY,
-    RowStep,
-    event_of,
-    failure_of,
-    stream_of,
-    while_there,
-)
+from serving.transport import ERRORS, RowStep, event_of, failure_of, stream_of, while_there
 from speculative.row import Row
 
 Code = Annotated[str, Field(min_length=1)]
 Tags = Annotated[
     list[str], BeforeValidator(lambda tags: tags.split(",") if isinstance(tags, str) else tags)
 ]
-# They would change a text.
 _REFUSED = "glossary_id glossary_ids custom_instructions style_id translation_memory_id output_format".split()
 
 
@@ -76,7 +67,8 @@ class LibreTranslate:
         if not asked.as_sent:
             raise InputError("q is empty")
         document = await document_of(asked.q, html.parse if asked.format == "html" else plain.parse)
-        started = await self.translations.start(document, asked.source, asked.target)
+        start = self.translations.start
+        started = await start(document, asked.source, asked.target)
 
         def answer(texts: Sequence[str], **more: Sequence[Any]) -> dict[str, Any]:
             body = {"translatedText": texts, **more}
@@ -94,10 +86,8 @@ class LibreTranslate:
                 return answer(texts)
             others = [dict.fromkeys([text]) for text in texts]
             for seed in range(asked.alternatives if asked.format == "text" else 0):
-                sampling = dict(seed=seed, temp=1.0, top_p=0.9)
-                sample = await self.translations.start(
-                    document, started.source, asked.target, **sampling
-                )
+                options = dict(seed=seed, temp=1.0, top_p=0.9)
+                sample = await start(document, started.source, asked.target, **options)
                 for seen, text in zip(others, json.loads(await sample.data()), strict=True):
                     seen[text] = None
             return answer(texts, alternatives=[[*seen][1:] for seen in others])
@@ -127,7 +117,7 @@ class LibreTranslate:
         target = next((code for code in self.translations.targets if code != source), source)
         needs_key = self.translations.gate.api_key is not None
         settings = {
-            "charLimit": MAX_BODY // 4,
+            "charLimit": 250_000,  # less than MAX_BODY
             "frontendTimeout": 500,  # milliseconds
             "apiKeys": needs_key,
             "keyRequired": needs_key,
