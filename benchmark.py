@@ -148,10 +148,7 @@ def prompts_by_table(args: argparse.Namespace) -> dict[str, list[Any]]:
 
 
 def speed(args: argparse.Namespace, processes: ExitStack) -> dict:
-    """Print a table of ways to decode, and their limits, for each kind of text; return all of it as data.
-
-    processes: where those of other libraries end
-    """
+    """Print a table of ways to decode, and their limits, for each kind of text; return all of it as data."""
     tables = prompts_by_table(args)
     theirs = {}
     if args.model:
@@ -187,12 +184,10 @@ def compare(
     facts = report.describe() | report.sizes(target, draft, tokens)
     print("\n".join(f"{key}: {value}" for key, value in facts.items()), end="\n\n", flush=True)
 
-    def of_texts(way: OtherWay) -> Way:
-        return lambda prompts: way([tokens[prompt] for prompt in prompts])
-
     times = CallTimes(target, draft, tokens[prompts[0]], WIDTHS)
     ways = our_ways(args, target, draft, options)
-    ways |= {name: of_texts(way) for name, way in theirs.items()}
+    for name, way in theirs.items():
+        ways[name] = lambda prompts, way=way: way([tokens[prompt] for prompt in prompts])
     # Theirs in whole blocks with pauses, so that no program's threads spin while another's work.
     per_turn = args.per_turn or (len(prompts) if theirs else max(args.batch_size))
     settings: dict[str, Any] = dict(rounds=2, pause=1.0) if theirs else {}

@@ -128,8 +128,7 @@ def describe(evaluation: Evaluation, training: Training, times: CallTimes) -> st
 
 
 def texts_in_memory(decoder: SpeculativeDecoder, memory: Path, args) -> list[TrainingText]:
-    """The texts of these languages in the memory, and those of the prompt file and the documents, which the model writes
-    where they are missing."""
+    """The texts of these languages in the memory, to which those of prompts and documents are added."""
     languages = args.source_lang, args.target_lang
     if args.prompt_file or args.document:
         languages = decoder.text.resolve_languages(*languages)

@@ -1,7 +1,6 @@
-"""transformers and CTranslate2 on the embedded pair's weights, for benchmark.py to compare with.
+"""transformers and CTranslate2 on the embedded pair's weights, for benchmark.py to compare with. Needs PyTorch.
 
-Needs PyTorch. Each library runs in its own process: in one process their threads would slow each other
-down.
+Each library runs in its own process: in one process their threads would slow each other down.
 """
 
 import multiprocessing
@@ -60,8 +59,7 @@ def in_transformers(model: T5, vocab_size: int | None = None) -> T5ForConditiona
 
 @cache  # once per process
 def with_transformers(sizes: Sequence[str], max_tokens: int) -> Callable[..., list[list[int]]]:
-    """A function that decodes a batch of prompts greedily: plainly, `assisted` by the draft model, or with
-    prompt lookup of `lookup` tokens."""
+    """A function that decodes a batch of prompts greedily; `lookup`: tokens of prompt lookup."""
     pair = widened_pair(sizes)
     rows = min(model.config.vocab_size for model in pair)  # it requires equal vocabularies
     target, draft = (in_transformers(model, rows) for model in pair)
@@ -131,8 +129,7 @@ def _decode(model: tuple, prompts: TokenPrompts, settings: dict) -> list[list[in
 
 
 def way(executor: Executor, model: tuple, batch_size: int = 1, **settings) -> OtherWay:
-    """A way to decode prompts in the executor's process, `batch_size` at a time; model: a function above and its
-    arguments."""
+    """A way to decode in the executor's process, `batch_size` prompts at a time; model: a function above and its arguments."""
 
     def decode(prompts: TokenPrompts) -> list[list[int]]:
         texts = []
@@ -147,8 +144,7 @@ def way(executor: Executor, model: tuple, batch_size: int = 1, **settings) -> Ot
 def ways(
     sizes: Sequence[str], max_tokens: int, batch_sizes: Sequence[int], processes: ExitStack
 ) -> dict[str, OtherWay]:
-    """The ways of the installed libraries, whose processes go on until `processes` is closed. transformers speculates
-    for one prompt at a time only."""
+    """The ways of the installed libraries, whose processes go on until `processes` is closed."""
     in_torch = (processes.enter_context(process()), (with_transformers, tuple(sizes), max_tokens))
     libraries = {"transformers": in_torch}
     for dtype in ("float32", "int8") if find_spec("ctranslate2") else ():
@@ -159,6 +155,7 @@ def ways(
         for name, library in libraries.items():
             suffix = f", batch {size}" if size > 1 else ""
             ways[f"{name}, plain{suffix}"] = way(*library, size)
+    # transformers speculates for one prompt at a time only
     ways["transformers, assisted"] = way(*in_torch, assisted=True)
     ways["transformers, prompt lookup"] = way(*in_torch, lookup=10)
     return ways

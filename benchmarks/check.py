@@ -46,8 +46,7 @@ SIZE = "t5-base"  # of the model that is timed
 
 
 class CheckedPair:
-    """An embedded pair in one type. Its checks return an error for each text: 0, or a difference of logits, relative to
-    the largest logit."""
+    """An embedded pair in one type. Its checks return an error for each text: 0, or a difference of logits over the largest."""
 
     def __init__(self, family: str, name: str, folder: Path):
         """family: of FAMILIES; name: of TYPES; folder: for the converted models."""

@@ -43,8 +43,7 @@ def text_logits(model: Model, row: Row, cache: Any = None) -> mx.array:
 
 
 def min_seconds(matches: np.ndarray, by_length: Sequence[float]) -> float:
-    """The shortest time for a text, by dynamic programming from its end. matches: whether the draft model would draft
-    each token; by_length: as for `oracle_rate`"""
+    """The shortest time for a text, by dynamic programming from its end. Arguments: see `draft_matches`, `oracle_rate`."""
     fastest = [0.0] * (len(matches) + 1)
     for i in range(len(matches) - 1, -1, -1):
         ahead = [*matches[i : i + len(by_length) - 1].tolist(), False]

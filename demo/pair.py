@@ -12,14 +12,12 @@ DEMO = Path(__file__).resolve().parent
 
 
 def default_dtype() -> str:
-    """16 bits on a GPU, where nobody decodes in more; float32 on a processor, where MLX is slow in 16 bits. Not float16,
-    in which T5 overflows."""
+    """16 bits on a GPU, but not float16, in which T5 overflows; float32 on a processor, where MLX is slow in 16 bits."""
     return "bfloat16" if mx.default_device() == mx.gpu else "float32"
 
 
 def demo_model(role: str) -> Path:
-    """The converted folder of the embedded `role` ("target" or "draft", or either after "speech/"). It is converted
-    on first use, and again if the embedded model has changed."""
+    """The converted folder of the embedded `role`: "target" or "draft", or either after "speech/"."""
     output = MODELS / f"demo-{role.replace('/', '-')}"
     if not (output / WEIGHTS).exists() or is_outdated(output):
         reporter.note(f"converting the demo {role} model to {output}")

@@ -1,7 +1,6 @@
 """The embedded pairs at the cost of real models: wider and deeper, but still computing the same function.
 
-New units, heads, layers and columns of d_model are zeros. T5's new vocabulary rows have the logit 0, which is never
-the largest. So the widened model generates the same text with the same acceptance.
+New units, heads, layers, columns and vocabulary rows are zeros, and a logit of 0 is never the largest.
 """
 
 import dataclasses
@@ -32,8 +31,7 @@ CAUSAL_SHAPES: dict[str, dict[str, Any]] = {
 
 
 def widen(model: Any, shape: str) -> Any:
-    """`model` widened to one of SHAPES or CAUSAL_SHAPES, in its type. Logits are equal up to rounding, and 0 for new
-    vocabulary rows."""
+    """`model` widened to one of SHAPES or CAUSAL_SHAPES, in its type, with equal logits up to rounding."""
     if shape in CAUSAL_SHAPES:
         c = model.config
         wide = _widened_llama(model.model, shape)
@@ -43,8 +41,7 @@ def widen(model: Any, shape: str) -> Any:
     small = model.config
     layers = SHAPES[shape]["num_layers"]
     config = dataclasses.replace(small, **SHAPES[shape], d_kv=64, num_decoder_layers=layers)
-    # Zeros in a wider vector lower its root mean square. After the decoder's last norm, scaling by
-    # d_model**-0.5 makes up for that if the model does it.
+    # Zeros lower a vector's root mean square. After the last norm, scaling by d_model**-0.5 makes up for that.
     scaled = {"decoder.norm.weight"} if config.scale_decoder_outputs else set()
 
     def change(name: str, weight: mx.array) -> mx.array:

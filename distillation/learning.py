@@ -1,7 +1,5 @@
-"""A draft model that makes itself while the work runs: it learns from texts that are finished, and trains where the work that is
-left pays for it. Online speculative decoding (Liu et al. 2023, arXiv 2310.07177) and Aurora (2026, arXiv 2602.06932) do so on
-servers.
-"""
+"""A draft model that makes itself while the work runs: it learns from finished texts, where the work that is left pays for it.
+Online speculative decoding (Liu et al. 2023, arXiv 2310.07177) and Aurora (2026, arXiv 2602.06932) do so on servers."""
 
 import time
 from collections import deque
@@ -58,12 +56,7 @@ def trained_draft(folder: Path, model: Any) -> Any:
 
 
 class Learner:
-    """Holds the texts that are finished, and a draft model that learns from them. It lives as long as the decoder.
-
-    draft: to decode with, unless `version` is 0; its weights are replaced by better ones
-    version: 0 before it is trained; one more whenever its weights are replaced
-    total: characters of all prompts of the work, or its windows of sound; None: as much is left as was done
-    """
+    """Holds the texts that are finished, and a draft model that learns from them. It lives as long as the decoder."""
 
     def __init__(self, target: Any, name: str, folder: Path, serves: bool = False):
         """name: of the target; serves: `idle` alone trains, whether it pays or not. InputError for a model without an encoder,
@@ -74,7 +67,10 @@ class Learner:
         if mx.get_active_memory() + 4 * COPIES * size > 0.9 * available():
             raise InputError("not enough memory to train a draft model")
         self.draft.learner = self
-        self.version = 1 if trained else 0
+        self.version = (
+            1 if trained else 0
+        )  # one more whenever the draft model's weights are replaced
+        # Characters of all prompts of the work, or its windows of sound; None: as much is left as was done
         self.total: float | None = None
         self._target, self._name, self._folder = target, name, folder
         self._promised = read_json(folder / "config.json").get("accuracy") if trained else None

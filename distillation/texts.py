@@ -48,7 +48,7 @@ class TrainingText:
 def texts_from_audio(
     transcriber: Transcriber, files: Sequence[str], batch_size: int
 ) -> list[TrainingText]:
-    """The texts that a speech model writes for windows of sounds. Those that cannot be read are left out, with a note."""
+    """The texts that a speech model writes for windows of sounds. A sound that cannot be read is left out, with a note."""
     texts: list[TrainingText] = []
 
     def add(row: Row) -> None:

@@ -1,8 +1,7 @@
 """Training a draft model on its target's texts.
 
-The loss is cross-entropy to the text and KL to the target's distribution (DistillSpec, Zhou et al. 2023, arXiv
-2310.08461), on the texts' own rows of the vocabulary, and the distance to the target's states (EAGLE, Li et al. 2024, arXiv
-2401.15077), which tell more than a text's tokens where there are few texts.
+The loss is cross-entropy to the text and KL to the target's distribution (DistillSpec, arXiv 2310.08461), on the texts' own
+rows of the vocabulary, and the distance to the target's states (EAGLE, arXiv 2401.15077).
 """
 
 import math
@@ -80,21 +79,15 @@ def new_draft(target: Any, layers: int = 1) -> Any:
 @dataclass
 class Training:
     """Trains a draft model, which has its best weights in the end. Iterate to train: yields each evaluation on held-out texts.
-
-    draft: from `new_draft`, or one to train further
-    minutes: at most; it ends earlier if it gains nothing
-    steps: so many instead of the minutes
-    batch: texts of a step
-    on_best: takes the accuracy whenever the weights in `draft` are better than all before
-    InputError for fewer than two texts.
-    """
+    InputError for fewer than two texts."""
 
     target: EncoderDecoder
-    draft: Any
+    draft: Any  # from `new_draft`, or one to train further
     texts: Sequence[TrainingText]
-    minutes: float = 30
-    steps: int | None = None
-    batch: int = BATCH
+    minutes: float = 30  # at most; it ends earlier if it gains nothing
+    steps: int | None = None  # so many instead of the minutes
+    batch: int = BATCH  # texts of a step
+    # Takes the accuracy whenever the weights in `draft` are better than all before
     on_best: Callable[[float], None] = lambda accuracy: None
     steps_done: int = field(default=0, init=False)
     best: Evaluation | None = field(default=None, init=False)

@@ -1,7 +1,7 @@
 """A draft model that scores only the tokens of the texts at hand. The target can still write all the others.
 
-Zhao et al. 2025 (FR-Spec, arXiv 2502.14856) and Goel et al. 2025 (VocabTrim, arXiv 2506.22694) keep frequent tokens
-of one language. Here they are given, or learned from this run's texts, separately for each target language.
+FR-Spec (arXiv 2502.14856) and VocabTrim (arXiv 2506.22694) keep frequent tokens of one language. Here they are given, or
+learned from this run's texts, separately for each target language.
 """
 
 from collections import Counter, defaultdict
@@ -42,8 +42,7 @@ class DraftVocabulary:
         tokens: Collection[int] | None = None,
         complete: Callable[[Collection[int]], Collection[int]] = lambda tokens: tokens,
     ):
-        """size: the target lacks ids from here on. tokens: None to learn them.
-        complete: adds tokens that any such text may need, such as single characters."""
+        """size: the target lacks ids from here on; tokens: None to learn them; complete: adds tokens that any text may need."""
         self._model = model
         self._size = size
         self._given = tokens
