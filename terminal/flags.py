@@ -195,7 +195,7 @@ def reading(values: Values) -> dict[str, Any]:
     if values.metavar == "JSON":
         return dict(type=partial(json_value, values.kind), metavar="JSON")
     if values.metavar == "TEXT/@FILE":
-        return dict(type=_text_or_file, metavar=values.metavar)
+        return dict(type=_text_in_utf8, metavar=values.metavar)
     if values.kind is str:
         return dict(choices=values.choices or None, metavar=values.metavar)
     return dict(type=float if values.kind is float else _integer, metavar=values.metavar)
@@ -209,15 +209,11 @@ def _integer(text: str) -> int | str:
         return text
 
 
-def _text_or_file(text: str) -> str:
-    """The type of a flag that takes a text, or @ and the name of a file that holds it."""
+def _text_in_utf8(text: str) -> str:
+    """The type of a flag that takes a text, or @ and the name of a file that holds it. OSError if it cannot be read."""
     if not text.startswith("@"):
         return text
-    try:
-        return Path(text[1:]).read_text(encoding="utf-8-sig").removesuffix("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise argparse.ArgumentTypeError(f"{text[1:]}: {reason}") from None
+    return Path(text[1:]).read_text(encoding="utf-8-sig").removesuffix("\n")
 
 
 def json_value(kind: Any, text: str, key: Callable = int) -> Any:

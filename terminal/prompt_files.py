@@ -31,11 +31,11 @@ _ARRAY = re.compile(rb'\s*\[\s*(["{]|$)')  # how a JSON array of texts or object
 
 
 class PromptFile:
-    """An iterator over the prompts of a file, which reads lines as needed.
+    """An iterator over the prompts of a file, one a line, which reads lines as needed.
 
-    Each line is a prompt or, if the name ends in .jsonl or .json or the first line is of this kind, a JSON object with a
-    field `prompt` and optionally `reference`. A JSON array of texts or such objects has these for lines. A line without
-    a usable prompt is passed over after `report(number, reason)`; there lines count from 1.
+    A line is a text or, in .jsonl and .json files and after a first line of this kind, a JSON object with a field `prompt`
+    and optionally `reference`. A JSON array has its entries for lines. A line without a usable prompt is passed over
+    after `report(number, reason)`; there lines count from 1.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class PromptFile:
         skip: int = 0,
     ):
         """path: "-" for standard input; prepare: makes a prompt of what a line has, None: to be passed over, or raises
-        InputError; skip: pass over so many lines. OSError or InputError if the file cannot be opened."""
+        InputError; skip: pass over so many lines"""
         self.name = "standard input" if path == "-" else cli.one_line(path)
         self._path = path
         self._report = report
@@ -125,8 +125,8 @@ class PromptFile:
     def answers(
         self, decoder: SpeculativeDecoder, batch_size: int, options: Options
     ) -> Iterator[tuple[int, Response]]:
-        """Decode the prompts; yield (line, Response) as each finishes. If memory runs out, the prompts at hand are
-        decoded again one by one, and those that are too large even then are reported."""
+        """Decode the prompts; yield (line, Response) as each finishes. If memory runs out, those at hand are decoded again
+        one by one, and those that are too large even then are reported."""
         settings = vars(decoder.seeded(options))
         while True:
             first = len(self.line_numbers)

@@ -162,7 +162,7 @@ def test_json_lines_and_flags_have_references(demo_folders):
         assert answer["text"] == text and answer["stats"]["target_calls"] <= 4
     assert "line 2: the reference is int, not text" in result.stderr
     missing = call("-p", PROMPT, "--reference", "@no.txt", cwd=demo_folders)
-    assert missing.returncode == 2 and "no.txt: No such file or directory" in missing.stderr
+    assert missing.returncode == 1 and "no.txt: No such file or directory" in missing.stderr
 
 
 def test_damaged_lines_of_a_memory_are_named_and_the_rest_is_used(demo_folders):

@@ -25,19 +25,13 @@ _LENGTHS = {  # (length of the text, length of prefix and text) -> our option
     ("min_new_tokens", "min_length"): "min_tokens",
     ("max_new_tokens", "max_length"): "max_tokens",
 }
-_NEUTRAL = {  # values that change nothing
-    "repetition_penalty": 1,
-    "no_repeat_ngram_size": 0,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "num_beams": 1,
-    "length_penalty": 1,
-    "encoder_no_repeat_ngram_size": 0,
-    "encoder_repetition_penalty": 1,
-    "guidance_scale": 1,
-    "num_beam_groups": 1,
-    "diversity_penalty": 0,
-}
+_OFF_AT_0 = (
+    "no_repeat_ngram_size min_length min_new_tokens encoder_no_repeat_ngram_size diversity_penalty"
+).split()
+_OFF_AT_1 = (
+    "repetition_penalty num_beams length_penalty encoder_repetition_penalty guidance_scale num_beam_groups"
+).split()
+_NEUTRAL = dict.fromkeys(_OFF_AT_0, 0) | dict.fromkeys(_OFF_AT_1, 1)  # change nothing
 _NOT_DONE = (  # sampling settings are not among them: greedy is the default here
     "num_beams num_beam_groups diversity_penalty begin_suppress_tokens sequence_bias "
     "encoder_no_repeat_ngram_size encoder_repetition_penalty exponential_decay_length_penalty guidance_scale "

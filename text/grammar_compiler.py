@@ -1,5 +1,4 @@
-"""Grammars for a tokenizer: compiled by llguidance (https://github.com/guidance-ai/llguidance) from a JSON schema, a
-regular expression, or a grammar in Lark or GBNF."""
+"""Grammars for a tokenizer: a JSON schema, a regular expression, Lark or GBNF, compiled by llguidance."""
 
 import json
 import re
@@ -38,8 +37,7 @@ class Grammars:
         self._compiled = lru_cache(32)(self._attempt)
 
     def matcher(self, options: Options) -> Matcher | None:
-        """A matcher for the form that the options ask for, if any. Raises InputError if it cannot be compiled, or
-        llguidance is not installed."""
+        """A matcher for the form that the options ask for, if any. InputError if it cannot be compiled."""
         for name in FORMS:
             form = getattr(options, name)
             if form is not None:
