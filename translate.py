@@ -110,10 +110,7 @@ def run_command(args, ranks: Ranks) -> None:
         decoder.learner.total = sum(length(file.document) for file in files)
     translate(runner, files, failures, args.report)
     note_learned(decoder)
-    if args.verbose:
-        summary.pairs = len(decoder.memory.pairs) if decoder.memory else 0
-        for line in summary.lines():
-            reporter.note(line)
+    summary.print(decoder, args.verbose)
 
 
 def translate(

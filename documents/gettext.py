@@ -75,7 +75,7 @@ def _messages(source: str, fuzzy: bool, language: str | None) -> Iterator[Passag
         begin = max(after, source.rfind("#~", after, entry.start()))
         after = entry.end()
         strings = [*_TEXT.finditer(source, *entry.span("texts"))]
-        flags, edits = _comments(source, begin, entry.start(), fuzzy, newline)
+        flags, edits = _comments(source, begin, entry.start(), fuzzy)
         done = {i for i, each in enumerate(strings) if each[1].strip('" \t\r\n')}
         one, many = (_unquoted(entry[name] or "") for name in ("id", "plural"))
         if not one or (len(done) == len(strings) and "fuzzy" not in flags):
@@ -135,9 +135,7 @@ def _head(source: str, entry: re.Match, language: str | None) -> tuple[Edits, Fo
     return edits, None
 
 
-def _comments(
-    source: str, begin: int, end: int, fuzzy: bool, newline: str
-) -> tuple[list[str], Edits]:
+def _comments(source: str, begin: int, end: int, fuzzy: bool) -> tuple[list[str], Edits]:
     """A message's flags, and the edits that make it fuzzy or not, without the message that its old text was of."""
     edits = {match.span(): "" for match in _PREVIOUS.finditer(source, begin, end)}
     lines = [*_FLAGS.finditer(source, begin, end)]
@@ -146,7 +144,7 @@ def _comments(
         edits |= {line.span(): "" for line in lines}
         new = ["fuzzy", *flags] if fuzzy else [flag for flag in flags if flag != "fuzzy"]
         start = lines[0].start() if lines else end
-        edits[start, start] = f"#, {', '.join(new)}{newline}" if new else ""
+        edits[start, start] = f"#, {', '.join(new)}{newline_of(source)}" if new else ""
     return flags, edits
 
 

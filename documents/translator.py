@@ -338,9 +338,8 @@ class Translator:
 
     def _terms_in(self, text: str) -> Iterator[tuple[Span, Pair]]:
         """The terms of a text, with their places; of those that begin together the longest."""
-        if self.terms:
-            for match in self._term_pattern.finditer(text.replace("\n", " "), overlapped=True):
-                yield from ((match.span(), term) for term in self._terms[match[0].casefold()])
+        for match in self._term_pattern.finditer(text.replace("\n", " "), overlapped=True):
+            yield from ((match.span(), term) for term in self._terms[match[0].casefold()])
 
 
 def length(document: Document) -> int:
