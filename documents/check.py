@@ -4,33 +4,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-STAND_IN = "{}"  # shows a field or the like in the text, where it is numbered
+from documents.inline import STAND_IN, Event
+
 _KEPT = "kept"
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
-class Item(NamedTuple):
-    """A part of written markup.
-
-    kind: "text"; "open" and "close", of an element; "kept", which is there as often as in the source; or "run", which may be
-          lost, doubled or split
-    raw:  the markup, or the words that a reader sees
-    name: an element's
-    role: of an element: "element", which stays in the one that it is in; "phrase", which may be in another one; "look", which
-          may be lost; or "run", which may be lost, doubled or split
-    """
-
-    kind: str
-    start: int
-    stop: int
-    raw: str
-    name: str = ""
-    role: str = "element"
-
-
-Items = Callable[[str], Iterable[Item]]  # of some markup
+Events = Callable[[str], Iterable[Event]]  # of some markup
 
 
 @dataclass
@@ -50,52 +31,54 @@ class Outline:
     shown: str = ""
 
 
-def outline_of(items: Iterable[Item]) -> Outline:
+def outline_of(events: Iterable[Event]) -> Outline:
     outline = Outline()
-    stack = list[Item]()  # of elements that are open
+    stack = list[Event]()  # of elements that are open
     parents = [""]
     shown = list[str]()
-    for item in items:
-        if item.kind == "text":
-            shown.append(item.raw)
-        elif item.kind == "kept":
-            outline.parts[item.raw, _KEPT] += 1
-        elif item.kind == "open":
-            stack.append(item)
-            if item.role == "element":
-                around = parents[-1] or f"after {len(outline.loose)} tags without partners"
-                outline.parts[item.raw, around] += 1
-                parents.append(item.raw)
-            elif item.role == "phrase":
-                outline.parts[item.raw, ""] += 1
+    for event in events:
+        if event.kind == "text":
+            shown.append(event.words)
+        elif event.mark == "run":
+            continue
+        elif event.kind == "anchor":
+            outline.parts[event.raw, _KEPT] += 1
+        elif event.kind == "open":
+            stack.append(event)
+            if event.mark == "look":
+                outline.looks[event.raw] += 1
+            elif event.mark == "phrase":
+                outline.parts[event.raw, ""] += 1
             else:
-                outline.looks[item.raw] += 1
-        elif item.kind == "close" and stack and stack[-1].name == item.name:
-            if stack.pop().role == "element":
+                around = parents[-1] or f"after {len(outline.loose)} tags without partners"
+                outline.parts[event.raw, around] += 1
+                parents.append(event.raw)
+        elif stack and stack[-1].name == event.name:
+            if stack.pop().mark not in ("look", "phrase"):
                 parents.pop()
-        elif item.kind == "close":
-            outline.loose.append(f"{item.raw} in {len(stack)}")
-    outline.loose += [item.raw for item in stack]
+        else:
+            outline.loose.append(f"{event.raw} in {len(stack)}")
+    outline.loose += [event.raw for event in stack]
     outline.shown = "".join(shown)
     return outline
 
 
-def with_kept(items: Items, raw: str, kept: Mapping[str, str]) -> Iterator[Item]:
-    """The items of some markup, of which some pieces stay as they are. kept: these, with what they show in the text"""
+def with_kept(events: Events, raw: str, kept: Mapping[str, str]) -> Iterator[Event]:
+    """The parts of some markup, of which some pieces stay as they are. kept: these, with what they show in the text"""
     pieces = re.compile("|".join(map(re.escape, sorted(kept, key=len, reverse=True))))
     end = 0
-    for item in items(raw):
-        if item.start < end:
+    for event in events(raw):
+        if event.start < end:
             continue
-        piece = pieces.match(raw, item.start) if item.kind != "text" else None
+        piece = pieces.match(raw, event.start) if event.kind != "text" else None
         if not piece or not piece[0]:
-            yield item
+            yield event
             continue
         end = piece.end()
         shown = kept[piece[0]]
         if shown in ("", STAND_IN):
-            yield Item("kept", item.start, end, piece[0])
-        yield Item("text", item.start, end, shown.replace(STAND_IN, " "))
+            yield Event("anchor", event.start, end, raw=piece[0])
+        yield Event("text", event.start, end, shown.replace(STAND_IN, " "))
 
 
 def fault_of(source: Outline, new: Outline, text: str, own_words: Iterable[str] = ()) -> str | None:

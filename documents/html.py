@@ -1,7 +1,7 @@
 """HTML and EPUB: the text between the tags. Tags, scripts, styles, code and what is not to be translated stay."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from html import escape, unescape
 from posixpath import dirname, join, normpath
@@ -9,14 +9,13 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 from common.errors import InputError
-from documents.check import STAND_IN
 from documents.document import Document, as_text
 from documents.encodings import decoded
-from documents.inline import Event, Inline
+from documents.inline import STAND_IN, Event, paragraphs_of
 from documents.markup import Markup, in_archive, in_markup
 from documents.paragraph import Paragraph
 from documents.sentences import ADDRESS
-from documents.tags import Token, attributes_of, ends_of, html_tokens, items
+from documents.tags import Token, attributes_of, ends_of, events_of, html_tokens
 
 _BLOCKS = set(  # all others are within a sentence
     "address area article aside audio base blockquote body caption center col colgroup dd details dialog dir div dl dt fieldset"
@@ -38,12 +37,14 @@ _STAYING_CLASSES = {
     **dict.fromkeys("katex katex-display mathjax mathjax_display mathjax_svg".split(), STAND_IN),
     **dict.fromkeys("mathjax_chtml notranslate".split(), STAND_IN),
 }
-_ROLES = dict.fromkeys(_PHRASES, "phrase") | dict.fromkeys(("ruby", "rb"), "run")
+_CHECKED = dict.fromkeys(_PHRASES, "phrase") | dict.fromkeys(("ruby", "rb"), "run")
 _READING = re.compile(r"(?i)<(rt|rp)\b[^>]*>[^<]*</\1\s*>|<[^>]*>")
 _NOTE = re.compile(r"[\[(]\s*(?:\d{1,3}|[a-z]|[*†‡§¶↩↑]+)\s*[\])]|\d{1,3}|[*†‡§¶↩↑^]*")
 _SHORT = 24  # tokens: longer elements are no notes
 _SPACE = " \t\r\n\f"
 _SPACES = re.compile(f"[{_SPACE}]+")
+# The words of a text, and the space at its ends
+_PARTS = re.compile(rf"[{_SPACE}]+|[^{_SPACE}]+(?:[{_SPACE}]++[^{_SPACE}]++)*+")
 _CHAPTERS = {"application/xhtml+xml", "text/html", "application/x-dtbncx+xml"}
 _ENCRYPTED = "META-INF/encryption.xml"
 _FONT = b"http://www.idpf.org/2008/embedding", b"http://ns.adobe.com/pdf/enc#RC"  # only fonts
@@ -81,12 +82,12 @@ def _page(
     stays: Mapping[str, str],
     is_html: bool = True,
 ) -> Document:
-    def find(source: str) -> list[Paragraph]:
+    def find(source: str) -> Iterator[Paragraph]:
         reader = _Reader(source, is_xml, stays, is_html)
         outlined = set() if inline is None else reader.outlined(inline)
         return reader.paragraphs(reader.named(splits) | outlined)
 
-    parts = partial(items, is_xml, _ROLES, ("rt", "rp"))
+    parts = partial(events_of, is_xml, _CHECKED, ("rt", "rp"))
     return in_markup(data, find, Markup(partial(escape, quote=False), parts))
 
 
@@ -151,27 +152,28 @@ class _Reader:
         alone -= self.named(inline)
         return alone | {self.ends[number] for number in alone}
 
-    def paragraphs(self, blocks: Collection[int]) -> list[Paragraph]:
+    def paragraphs(self, blocks: Collection[int]) -> Iterator[Paragraph]:
         """blocks: the tags that end a sentence"""
-        here = Inline(self.source)
+        events = list[Event]()
         after = 0
         for number, token in enumerate(self.tokens):
             if number < after:
                 continue
             is_block = token.name != "" and number in blocks
             if is_block:
-                here.finish()
+                yield from paragraphs_of(self.source, events)
+                events = []
             last = self.ends.get(number, number)
             whole = self._as_a_whole(number, last, is_block) if last > number else None
             if whole:
-                here.add(whole)
+                events.append(whole)
                 after = last + 1
             elif token.kind == "text":
-                self._add_text(here, token)
+                for part in _PARTS.finditer(self.source, token.start, token.stop):
+                    events.append(Event("text", *part.span(), _shown(part[0])))
             elif not is_block:
-                here.add(self._event(token))
-        here.finish()
-        return here.paragraphs
+                events.append(self._event(token))
+        yield from paragraphs_of(self.source, events)
 
     def _as_a_whole(self, first: int, last: int, is_block: bool) -> Event | None:
         """An element that is not translated, or whose tags are not kept."""
@@ -210,18 +212,7 @@ class _Reader:
         place = Event("anchor", token.start, token.stop)
         if token.name == "br" and self.is_html:
             return place._replace(kind="break", words=" ")
-        if token.kind in ("empty", "other"):
-            return place
         mark = "look" if token.name in _PHRASES else "element"
         if token.name == "a":
             mark = "link"
         return place._replace(kind=token.kind, name=token.name, mark=mark)
-
-    def _add_text(self, here: Inline, token: Token) -> None:
-        """Add a text; the space at its ends is apart from it."""
-        raw = self.source[token.start : token.stop]
-        begin = token.stop - len(raw.lstrip(_SPACE))
-        end = max(token.start + len(raw.rstrip(_SPACE)), begin)
-        for start, stop in ((token.start, begin), (begin, end), (end, token.stop)):
-            if start < stop:
-                here.add(Event("text", start, stop, _shown(self.source[start:stop])))

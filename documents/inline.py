@@ -1,4 +1,4 @@
-"""The parts of a paragraph of markup, collected from its begin to its end."""
+"""The parts of markup, and the paragraphs that they make."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -6,23 +6,24 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, count, groupby, pairwise
 from typing import NamedTuple
 
-from documents.check import STAND_IN
 from documents.paragraph import HOLE, Mark, Paragraph, Run, has_words
 from documents.sentences import runs_on
 
+STAND_IN = "{}"  # shows a field or the like in the text, where it is numbered
 MAX_MARKS = 400  # of a paragraph; with more, it is written without them
 
 
 class Event(NamedTuple):
-    """A part of the source.
+    """A part of some markup.
 
     kind:   "text"; "anchor"; "break", an anchor that is shown as its words, for a line break a space; "open" and "close", of
             something around words; or "hole", which has paragraphs of its own
     words:  the text, or what an anchor shows
     name:   of what is opened or closed
-    mark:   the kind of mark that is opened
+    mark:   the kind of mark that is opened. For the check alone: "phrase", an element that may be in another one, and "run",
+            which may be lost, doubled or split
     run:    that a text is in; before: the one in which it begins; after: the one in which it ends
-    raw:    what is written; empty: as in the source
+    raw:    what is written, or for the check what must be there again; empty: as in the source
     """
 
     kind: str
@@ -37,51 +38,39 @@ class Event(NamedTuple):
     raw: str = ""
 
 
-class Inline:
-    """Collects the parts of paragraphs.
+def paragraphs_of(
+    source: str, events: Sequence[Event], breaks: Sequence[int] = (), drops: bool = False
+) -> Iterator[Paragraph]:
+    """The paragraphs of these parts of a source.
 
     breaks: where lines begin in the source that a paragraph's translation has, too
     drops:  see `Paragraph`; its spans are to be the lines'
     """
+    for part in _split(events):
+        if not drops:
+            part = _trimmed(part)
+        if sum(event.kind != "text" for event in part) > MAX_MARKS:
+            part = [event for event in part if event.kind in ("text", "hole")]
+        if any(event.kind == "text" and event.words.strip() for event in part):
+            yield _Builder(source, part).paragraph(breaks, drops)
 
-    def __init__(self, source: str, breaks: Sequence[int] = (), drops: bool = False):
-        self.paragraphs = list[Paragraph]()  # that are complete
-        self._source = source
-        self._breaks = breaks
-        self._drops = drops
-        self._events = list[Event]()
 
-    def add(self, event: Event) -> None:
-        self._events.append(event)
-
-    def finish(self) -> None:
-        """Complete the paragraphs. A line break within a sentence is an anchor; others end a paragraph."""
-        events = self._events
-        breaks = [i for i, each in enumerate(events) if each.kind == "break" and each.words == " "]
-        paragraph = list[Event]()
-        last_words = ""
-        for start, stop in pairwise([-1, *breaks, len(events)]):
-            line = events[start + 1 : stop]
-            words = "".join(event.words for event in line if event.kind == "text")
-            if last_words.strip() and words.strip() and runs_on(last_words, words):
-                paragraph.append(events[start])
-            else:
-                self._complete(paragraph)
-                paragraph = []
-            paragraph += line
-            last_words = words
-        self._complete(paragraph)
-        self._events = []
-
-    def _complete(self, events: Sequence[Event]) -> None:
-        if not self._drops:
-            events = _trimmed(events)
-        if sum(event.kind != "text" for event in events) > MAX_MARKS:
-            events = [event for event in events if event.kind in ("text", "hole")]
-        if any(event.kind == "text" and event.words.strip() for event in events):
-            self.paragraphs.append(
-                _Builder(self._source, events).paragraph(self._breaks, self._drops)
-            )
+def _split(events: Sequence[Event]) -> Iterator[Sequence[Event]]:
+    """The events of each paragraph. A line break within a sentence is an anchor; others end a paragraph."""
+    breaks = [i for i, each in enumerate(events) if each.kind == "break" and each.words == " "]
+    paragraph = list[Event]()
+    last_words = ""
+    for start, stop in pairwise([-1, *breaks, len(events)]):
+        line = events[start + 1 : stop]
+        words = "".join(event.words for event in line if event.kind == "text")
+        if last_words.strip() and words.strip() and runs_on(last_words, words):
+            paragraph.append(events[start])
+        else:
+            yield paragraph
+            paragraph = []
+        paragraph += line
+        last_words = words
+    yield paragraph
 
 
 def _ends(events: Sequence[Event]) -> dict[int, int]:
@@ -244,7 +233,8 @@ class _Builder:
         events = self._events[first : last + 1]
         before = events[0].before
         after = events[-1].after
-        raw = events[-1].raw or self._source[events[0].start : events[-1].stop]
+        end = events[-1].raw or self._source[events[-1].start : events[-1].stop]
+        raw = self._source[events[0].start : events[-1].start] + end
         if any(event.kind == "hole" for event in events):
             raw = HOLE
         if before:

@@ -9,9 +9,8 @@ from typing import Any
 
 import regex
 
-from documents.check import STAND_IN, Item
 from documents.document import Document, Passage, Span, as_text, by_length, passage
-from documents.inline import Event, Inline
+from documents.inline import STAND_IN, Event, paragraphs_of
 from documents.markup import Markup, in_markup
 from documents.paragraph import Paragraph
 from documents.sentences import runs_on
@@ -27,8 +26,8 @@ _TOKENS = {
     "math_inline": r"(\$+).*?(?<!\\)\1",
     "footnote_ref": r"\[\^[^\]]+\]|\^(?P<note>\[(?:[^\[\]\\]|\\.|(?&note))*\])",
     "image": rf"!(?P<square>\[(?:[^\[\]\\]|\\.|(?&square))*\]){_TARGET}",
-    "link_open": r"\[",
-    "link_close": rf"\]{_TARGET}",
+    "link_open": r"\[|<",
+    "link_close": rf"\]{_TARGET}|>",
 }
 _TAG = re.compile(r"<(/?)(\w+)[^>]*>")
 # A line that would begin something else than text
@@ -36,6 +35,8 @@ _BLOCK = re.compile(
     r"(?:[-+*]|\d{1,9}[.)]|#{1,6}|:)(?=\s|$)|>|`{3}|~{3}|:::|=+\s*$|-{2,}\s*$|([-*_])(?:[ \t]*\1){2,}\s*$|\[[^\]]+\]:"
 )
 _SHORTCODE = re.compile(r"\{\{.*\}\}|\{%.*%\}")  # a line of a site generator's
+# Two spaces or a backslash that is not escaped, which make a line's end a break
+_BREAK = regex.compile(r"(?<! ) {2,}$|(?<!\\)(?:\\\\)*\K\\$")
 _ALERT = re.compile(r"\[!\w+\][+-]?(?:\s+|$)")
 
 
@@ -48,30 +49,18 @@ def parse(data: bytes) -> Document:
         for each in _passages(source, parser, names)
         for paragraph in _paragraphs(each, parser, names)
     ]
-    markup = Markup(str, partial(_items, parser, names), _fit, _escaped)
+    markup = Markup(str, partial(_events, parser, names), _fit, _escaped)
     return in_markup(data, lambda _: paragraphs, markup)
 
 
-def _items(parser: Any, names: dict[str, Any], raw: str) -> Iterator[Item]:
+def _events(parser: Any, names: dict[str, Any], raw: str) -> Iterator[Event]:
     """The targets of links and the like, however they are written, and the words."""
     for token in parser.parseInline(raw, names)[0].children:
-        name = token.type.removesuffix("_open").removesuffix("_close")
+        words = "\n" if token.type.endswith("break") else token.content
+        event = _event(token, 0, 0, words)
+        name = event.name or token.type
         leads_to = repr((name, token.content, token.attrs, token.meta.get("label")))
-        if token.type == "text" or token.type == "text_special":
-            yield Item("text", 0, 0, token.content)
-        elif token.type in ("softbreak", "hardbreak"):
-            yield Item("text", 0, 0, "\n")
-        elif token.nesting:
-            kind = "open" if token.nesting > 0 else "close"
-            role = "element" if name == "link" else "look"
-            yield Item(kind, 0, 0, leads_to, name, role)
-        elif tag := _TAG.match(token.content) if token.type == "html_inline" else None:
-            kind = "close" if tag[1] else "open"
-            if tag[2].lower() in VOID:
-                kind = "kept"
-            yield Item(kind, 0, 0, token.content, tag[2], "look")
-        else:
-            yield Item("kept", 0, 0, leads_to)
+        yield event._replace(raw=leads_to)
 
 
 def _escaped(text: str) -> str:
@@ -101,12 +90,10 @@ def _located(text: str, parser: Any, names: dict[str, Any]) -> list[tuple[Any, S
     found = list[tuple[Any, Span]]()
     at = 0
     for token in parser.parseInline(text, names)[0].children:
-        raw = token.markup if token.type == "text_special" else token.content
-        if token.type in _TOKENS and token.markup != "autolink":
+        raw = token.markup if token.nesting or token.type == "text_special" else token.content
+        if token.type in _TOKENS:
             match = regex.compile(_TOKENS[token.type]).match(text, at)
             raw = match[0] if match else None
-        elif token.type.endswith(("_open", "_close")):
-            raw = {"link_open": "<", "link_close": ">"}.get(token.type, token.markup)
         if raw is None or not text.startswith(raw, at):
             return []  # all of it stays in the text
         found.append((token, (at, at + len(raw))))
@@ -117,7 +104,7 @@ def _located(text: str, parser: Any, names: dict[str, Any]) -> list[tuple[Any, S
 def _paragraphs(passage: Passage, parser: Any, names: dict[str, Any]) -> Iterator[Paragraph]:
     """The passage without its markup, if it has words."""
     text = passage.text
-    here = Inline(text, passage.breaks, drops=True)
+    events = list[Event]()
     opened = list[int]()  # where links' words begin
     at = 0
     for token, (start, stop) in _located(text, parser, names):
@@ -128,12 +115,12 @@ def _paragraphs(passage: Passage, parser: Any, names: dict[str, Any]) -> Iterato
             label = text[opened.pop() : start]
             if text[start:stop] in ("]", "][]"):  # the words are the label, and are translated
                 event = event._replace(raw=f"][{label}]")
-        here.add(event)
+        events.append(event)
         at = stop
     if at < len(text):
-        here.add(Event("text", at, len(text), text[at:]))
-    here.finish()
-    yield from (replace(each, spans=passage.spans) for each in here.paragraphs)
+        events.append(Event("text", at, len(text), text[at:]))
+    for each in paragraphs_of(text, events, passage.breaks, drops=True):
+        yield replace(each, spans=passage.spans)
 
 
 def _event(token: Any, start: int, stop: int, raw: str) -> Event:
@@ -147,7 +134,7 @@ def _event(token: Any, start: int, stop: int, raw: str) -> Event:
         return place._replace(words=STAND_IN)
     if token.type in ("html_inline", "image", "footnote_ref"):
         return place
-    if edge in ("open", "close") and token.markup != "autolink":
+    if token.nesting:
         return place._replace(kind=edge, name=name, mark={"link": "link"}.get(name, "look"))
     return place._replace(kind="text", words=raw)
 
@@ -166,7 +153,7 @@ def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[Passa
         groups = [list[Span]()]  # of lines, one for each passage
         before = ""  # the line of a hard break
         for number, line in enumerate(token.content.split("\n"), token.map[0]):
-            words = _without_break(line)
+            words = _BREAK.sub("", line)
             hard_break = words != line
             words = words.strip()
             span = _find(source, words, max(begins[number], end), begins[number + 1], parent)
@@ -186,15 +173,6 @@ def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[Passa
             elif not alert:
                 groups[-1].append(span)
         yield from (passage(source, group) for group in groups if group)
-
-
-def _without_break(line: str) -> str:
-    """A line without what makes its end a break: two spaces or a backslash that is not escaped."""
-    words = line.rstrip(" ")
-    if len(line) - len(words) > 1:
-        return words
-    backslashes = len(line) - len(line.rstrip("\\"))
-    return line[:-1] if backslashes % 2 else line
 
 
 def _find(source: str, words: str, start: int, stop: int, parent: str) -> Span | None:

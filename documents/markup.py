@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from zipfile import ZipFile
 
 from common.errors import InputError, errors_name
-from documents.check import STAND_IN, Items, fault_of, outline_of, with_kept
+from documents.check import Events, fault_of, outline_of, with_kept
 from documents.document import Document, Fitted, Passage, Targets, in_text, joined
+from documents.inline import STAND_IN
 from documents.marks import targets_of
 from documents.paragraph import Paragraph, Writer, lost_marks, placed, plain_spans
 
@@ -20,13 +22,13 @@ class Markup:
     """A format of paragraphs with marks.
 
     escape: writes a text as markup
-    items:  of some markup, for the check
+    events: the parts of some markup, for the check
     lines:  spreads a paragraph's markup over its lines; None: its spans are no lines
     plain:  writes a text that has no markup, whatever it says; None: the same as `escape`
     """
 
     escape: Callable[[str], str]
-    items: Items
+    events: Events
     lines: Callable[[Paragraph, str], list[str]] | None = None
     plain: Callable[[str], str] | None = None
 
@@ -36,20 +38,18 @@ def in_markup(
 ) -> Document:
     """A document of paragraphs with marks. Each is checked when it is written: what would lose some of its markup is written
     the plain way, and named. fields: `in_text`'s"""
-
-    def fit(source: str, passage: Passage, text: str, targets: Targets) -> Fitted | None:
-        assert isinstance(passage, Paragraph)
-        return None if text == passage.text else _fitted(markup, source, passage, text, targets)
-
-    return in_text(data, find, fit, **fields)
+    return in_text(data, find, partial(_fit, markup), **fields)
 
 
-def _fitted(
-    markup: Markup, source: str, paragraph: Paragraph, text: str, targets: Targets
-) -> Fitted:
+def _fit(
+    markup: Markup, source: str, paragraph: Passage, text: str, targets: Targets
+) -> Fitted | None:
+    assert isinstance(paragraph, Paragraph)
+    if text == paragraph.text:
+        return None
     raw = paragraph.raw or "".join(source[start:stop] for start, stop in paragraph.spans)
     kept = {} if markup.lines else _kept(source, paragraph)
-    before = outline_of(with_kept(markup.items, raw, kept))
+    before = outline_of(with_kept(markup.events, raw, kept))
     targets = targets or targets_of([(paragraph.text, text)], paragraph.formatting, {})
     spans = placed(paragraph, text, targets)
     lost = [*lost_marks(paragraph, spans, targets)]
@@ -60,8 +60,8 @@ def _fitted(
     for new, spans, escape in ways:
         writer = Writer(paragraph, new, spans, escape)
         parts = writer.parts()
-        after = outline_of(with_kept(markup.items, "".join(parts), kept))
-        shown = outline_of(markup.items(escape(words))).shown if markup.plain else words
+        after = outline_of(with_kept(markup.events, "".join(parts), kept))
+        shown = outline_of(markup.events(escape(words))).shown
         fault = fault_of(before, after, shown, writer.own_words())
         if not fault:
             problems += [f"check the {kind} of {of!r}" for kind, of in lost if kind != "look"]

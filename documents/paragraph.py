@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import regex
@@ -11,6 +12,7 @@ from documents.document import Passage, Span, Target
 
 HOLE = "\0"  # stands for markup that has paragraphs of its own and is not written anew
 _HIDDEN = "\1"  # stands for characters that are not written
+_APART = {"link", "change", "element"}  # marks that are not in each other if not in the source
 
 
 class Run(NamedTuple):
@@ -57,10 +59,6 @@ class Mark:
             return False
         start, stop = self.source_span
         return start <= other.source_span[0] and other.source_span[1] <= stop
-
-    def is_apart_from(self, other: "Mark") -> bool:
-        """Whether the two may not be in each other if they were not in the source."""
-        return {self.kind, other.kind} <= {"link", "change", "element"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +172,7 @@ def _beside(mark: Mark, span: Span, other: Mark, other_span: Span) -> Span:
             return low, low
         if low < begin < high and other.source_span[1] <= mark.source_span[0]:
             return high, high
-    elif mark.is_apart_from(other) and begin < high and low < end:
+    elif {mark.kind, other.kind} <= _APART and begin < high and low < end:
         if low - begin > end - high:
             return begin, low
         return high, max(high, end)
@@ -188,16 +186,14 @@ def _beside(mark: Mark, span: Span, other: Mark, other_span: Span) -> Span:
 def _bare(text: str, begin: int, end: int) -> Span:
     """A span without the space at its edges, and without punctuation that a letter stands beside: there, Markdown's marks
     would be none."""
-
-    def is_bare(inner: int, outer: int) -> bool:
-        is_letter = text[inner].isalnum()
-        return not text[inner].isspace() and (is_letter or not text[outer : outer + 1].isalnum())
-
-    while begin < end and not is_bare(end - 1, end):
-        end -= 1
-    while begin < end and not is_bare(begin, begin - 1):
+    words = text[begin:end]
+    if words and text[end : end + 1].isalnum() and not words[-1].isalnum():
+        words = words[:-1]
+    if words and text[begin - 1 : begin].isalnum() and not words[0].isalnum():
+        words = words[1:]
         begin += 1
-    return begin, end
+    begin += len(words) - len(words.lstrip())
+    return begin, begin + len(words.strip())
 
 
 def lost_marks(
@@ -211,17 +207,6 @@ def lost_marks(
             yield "look", words
         elif (begin == end and mark.own_words) or (mark.kind == "change" and not is_sure):
             yield mark.kind, words
-
-
-class _Tag(NamedTuple):
-    """Markup at a place in a text, which goes on at `stop`.
-
-    order: the place; at one place come ends, the inner ones first, then what has no words, then begins, the outer ones first
-    """
-
-    order: tuple[int, ...]
-    raw: str
-    stop: int
 
 
 class Writer:
@@ -245,9 +230,9 @@ class Writer:
         before, after = self._paragraph.ends
         parts = [before]
         end = 0
-        for tag in sorted(self._tags(), key=lambda tag: tag.order):
-            parts += [self._between(end, tag.order[0]), tag.raw]
-            end = max(end, tag.stop)
+        for order, raw, stop in sorted(self._tags(), key=itemgetter(0)):
+            parts += [self._between(end, order[0]), raw]
+            end = max(end, stop)
         return "".join([*parts, self._between(end, len(self._text)), after]).split(HOLE)
 
     def own_words(self) -> list[str]:
@@ -255,7 +240,9 @@ class Writer:
         empty = (mark for mark, (begin, end) in self._marks if begin == end)
         return [mark.own_words for mark in empty if mark.own_words]
 
-    def _tags(self) -> Iterator[_Tag]:
+    def _tags(self) -> Iterator[tuple[tuple[int, ...], str, int]]:
+        """Markup with its order and where the text goes on. The order begins with its place in the text; at one place come
+        ends, the inner ones first, then what has no words, then begins, the outer ones first."""
         for number, (mark, (begin, end)) in enumerate(self._marks):
             start, stop = mark.source_span
             is_look = mark.kind == "look" and self._paragraph.drops
@@ -264,13 +251,13 @@ class Writer:
             if begin == end:
                 order = self._place(mark, begin)
                 opens, closes = self._without_words(mark, begin)
-                yield _Tag((*order, start), opens, begin)
-                yield _Tag((*order, stop), closes, begin)
+                yield ((*order, start), opens, begin)
+                yield ((*order, stop), closes, begin)
             elif mark.is_anchor:
-                yield _Tag((begin, 2, -end, number, start), mark.opens, end)
+                yield ((begin, 2, -end, number, start), mark.opens, end)
             else:
-                yield _Tag((begin, 2, -end, number, start), mark.opens, begin)
-                yield _Tag((end, 0, -begin, -number, stop), mark.closes, end)
+                yield ((begin, 2, -end, number, start), mark.opens, begin)
+                yield ((end, 0, -begin, -number, stop), mark.closes, end)
 
     def _place(self, mark: Mark, at: int) -> tuple[int, ...]:
         """The order of a mark without words: in the one that it is in in the source, if that begins or ends here."""

@@ -12,7 +12,6 @@ from itertools import pairwise
 import regex
 
 from common.errors import InputError
-from documents.check import Item
 from documents.document import (
     Document,
     Passage,
@@ -23,7 +22,7 @@ from documents.document import (
     passage,
     without_empty_cues,
 )
-from documents.inline import Event, Inline
+from documents.inline import Event, paragraphs_of
 from documents.markup import Markup, in_markup
 from documents.paragraph import Paragraph
 from documents.sentences import BEGINS_LOWER, ENDED
@@ -68,19 +67,26 @@ def _parse(
     shown = [cue for cue in bare if cue.lines]
     passages = _passages(source, shown, 1 if cue_by_cue else _MAX_CUES)
     paragraphs = [each for passage in passages for each in _without_tags(passage, tag)]
-    markup = Markup(str, partial(_items, tag), partial(_fit, tag))
+    markup = Markup(str, partial(_parts, tag), partial(_fit, tag))
     return in_markup(data, lambda _: paragraphs, markup, below=below, notes=notes)
+
+
+def _parts(pattern: re.Pattern, text: str) -> Iterator[Event]:
+    """The tags of a text, and the text between them."""
+    at = 0
+    for tag in pattern.finditer(text):
+        start, stop = tag.span()
+        yield Event("text", at, start, text[at:start])
+        yield Event(_kind(tag), start, stop, name=_name(tag), mark="look", raw=tag[0])
+        at = stop
+    yield Event("text", at, len(text), text[at:])
 
 
 def _without_tags(passage: Passage, pattern: re.Pattern) -> Iterator[Paragraph]:
     """The passage with its tags as marks, if it has words."""
-    here = Inline(passage.text, passage.breaks, drops=True)
-    for item in _items(pattern, passage.text):
-        words = item.raw if item.kind == "text" else ""
-        kind = item.kind.replace("kept", "anchor")
-        here.add(Event(kind, item.start, item.stop, words, item.name, "look"))
-    here.finish()
-    yield from (replace(e, spans=passage.spans, cues=passage.cues) for e in here.paragraphs)
+    events = [*_parts(pattern, passage.text)]
+    for each in paragraphs_of(passage.text, events, passage.breaks, drops=True):
+        yield replace(each, spans=passage.spans, cues=passage.cues)
 
 
 def _name(tag: re.Match) -> str:
@@ -91,16 +97,6 @@ def _kind(tag: re.Match) -> str:
     if not _name(tag):
         return "kept"
     return "close" if tag["close"] or tag["on"] == "0" else "open"
-
-
-def _items(pattern: re.Pattern, text: str) -> Iterator[Item]:
-    """The tags of a text, and the parts between them."""
-    at = 0
-    for tag in pattern.finditer(text):
-        yield Item("text", at, tag.start(), text[at : tag.start()])
-        yield Item(_kind(tag), *tag.span(), tag[0], _name(tag), "look")
-        at = tag.end()
-    yield Item("text", at, len(text), text[at:])
 
 
 def _fit(pattern: re.Pattern, passage: Passage, text: str) -> list[str]:

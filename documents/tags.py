@@ -9,7 +9,7 @@ from typing import NamedTuple
 from xml.parsers import expat
 
 from common.errors import InputError
-from documents.check import Item
+from documents.inline import Event
 
 # As HTML's standard reads them: quotes count behind an equals sign. Not by html.parser, which takes quadratic time.
 _TAG = re.compile(
@@ -29,7 +29,7 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 class Token(NamedTuple):
     """A part of a source, with where it is.
 
-    kind: "open", "close" or "empty", of an element; "text"; or "other", such as a comment
+    kind: "open" and "close", of an element; "text"; or "anchor", such as an empty element or a comment
     name: an element's, in lower case
     """
 
@@ -51,19 +51,19 @@ def html_tokens(source: str, is_xml: bool = False) -> Iterator[Token]:
         kind = "open"
         if tag.lastgroup in ("open_comment", "open_cdata", "open_tag"):
             position = len(source)
-            yield Token("other", start, position)
+            yield Token("anchor", start, position)
             return
         if not name:
-            kind = "other"
+            kind = "anchor"
         elif tag["close"]:
             kind = "close"
         elif name in VOID or (is_xml and source[end - 2] == "/"):
-            kind = "empty"
+            kind = "anchor"
         yield Token(kind, start, end, name)
         if kind == "open" and name in _RAW_TEXT:
             close = re.compile(rf"(?i)</{name}(?=[\s/>])").search(source, end)
             position = close.start() if close else len(source)
-            yield Token("other", end, position)
+            yield Token("anchor", end, position)
     if position < len(source):
         yield Token("text", position, len(source))
 
@@ -86,10 +86,10 @@ def ends_of(tokens: Sequence[Token]) -> dict[int, int]:
     return ends
 
 
-def items(
-    is_xml: bool, roles: Mapping[str, str], hidden: Collection[str], raw: str, shown: str = ""
-) -> Iterator[Item]:
-    """The parts of some markup, for the check. roles: of elements that have another one than "element"; hidden: those that
+def events_of(
+    is_xml: bool, marks: Mapping[str, str], hidden: Collection[str], raw: str, shown: str = ""
+) -> Iterator[Event]:
+    """The parts of some markup, for the check. marks: of elements that have another one than "element"; hidden: those that
     are left out; shown: the one whose text a reader sees; empty: each"""
     tokens = [*html_tokens(raw, is_xml)]
     ends = ends_of(tokens)
@@ -98,19 +98,15 @@ def items(
     for number, token in enumerate(tokens):
         if number < after:
             continue
-        part = raw[token.start : token.stop]
-        role = roles.get(token.name, "element")
-        kind = {"empty": "kept", "other": "kept"}.get(token.kind, token.kind)
-        if token.name in hidden:
+        kind, start, stop, name = token
+        if name in hidden:
             after = ends.get(number, number) + 1
-        elif kind == "text":
-            if shown in ("", opened):
-                yield Item("text", token.start, token.stop, unescape(part))
-        elif role == "run":
-            yield Item("run", token.start, token.stop, part)
-        else:
-            yield Item(kind, token.start, token.stop, part, token.name, role)
-        opened = token.name
+        elif kind != "text":
+            mark = marks.get(name, "element")
+            yield Event(kind, start, stop, name=name, mark=mark, raw=raw[start:stop])
+        elif shown in ("", opened):
+            yield Event("text", start, stop, unescape(raw[start:stop]))
+        opened = name
 
 
 @dataclass(slots=True)
@@ -136,6 +132,8 @@ class Element:
 
 def xml_tree(source: str) -> Element:
     """Some XML; its root is the only child. InputError if it is not well-formed, or has a document type and with it entities."""
+    if "<!DOCTYPE" in source:
+        raise InputError("it has a document type")
     parser = expat.ParserCreate("us-ascii", " ")
     opened = [Element("", _NONE, 0, 0)]
     shift = len(source) - len(source.lstrip("\ufeff"))
@@ -154,12 +152,8 @@ def xml_tree(source: str) -> Element:
         if not source.endswith("/>", element.start, element.inner):
             element.stop = source.index(">", element.end) + 1
 
-    def refuse(*_: object) -> None:
-        raise InputError("it has a document type")
-
     parser.StartElementHandler = begin
     parser.EndElementHandler = end
-    parser.StartDoctypeDeclHandler = refuse
     try:
         parser.Parse(_NOT_ASCII.sub("_", source[shift:]), True)  # so that bytes are characters
     except expat.ExpatError as error:

@@ -11,12 +11,11 @@ from itertools import groupby
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from documents.check import STAND_IN
 from documents.document import Document, as_text
-from documents.inline import Event, Inline
+from documents.inline import STAND_IN, Event, paragraphs_of
 from documents.markup import Markup, in_archive, in_markup
 from documents.paragraph import Paragraph, Run
-from documents.tags import Element, items, xml_tree
+from documents.tags import Element, events_of, xml_tree
 
 _PARTS = re.compile(r".*\.(?:main|header|footer|footnotes|endnotes)\+xml")  # content types
 _UNSEEN = re.compile(  # in a look
@@ -46,16 +45,15 @@ def parse(data: bytes) -> Document:
 
 def _parts(files: Mapping[str, bytes]) -> set[str]:
     types = ElementTree.fromstring(files["[Content_Types].xml"])
-    kinds = {each.get("PartName", "")[1:]: each.get("ContentType", "") for each in types}
-    names = {name for name, kind in kinds.items() if _PARTS.fullmatch(kind)}
-    return names if any(kinds[name].endswith("main+xml") for name in names) else set()
+    shown = (each for each in types if _PARTS.fullmatch(each.get("ContentType", "")))
+    return {each.get("PartName", "")[1:] for each in shown}
 
 
 def _part(xml: bytes, _: str) -> Document:
     reader = _Reader(as_text(xml))
     run, text, look, ruby = (f"{reader.prefix.lower()}{name}" for name in ("r", "t", "rpr", "ruby"))
-    roles = dict.fromkeys((run, text, ""), "run")  # may be split and joined; comments may be lost
-    parts = partial(items, True, roles, (look, ruby), shown=text)
+    marks = dict.fromkeys((run, text, ""), "run")  # may be split and joined; comments may be lost
+    parts = partial(events_of, True, marks, (look, ruby), shown=text)
     return in_markup(
         xml, lambda _: reader.paragraphs, Markup(partial(_written, reader.prefix), parts)
     )
@@ -72,7 +70,6 @@ class _Field:
     place: Event
     code: str = ""
     has_result: bool = False
-    has_text: bool = False
 
     @property
     def is_prose(self) -> bool:
@@ -113,12 +110,11 @@ class _Reader:
     def _read_paragraph(self, element: Element) -> None:
         if _is_code(element):
             return
-        here = Inline(self.source)
+        here = list[Event]()
         for field in self.fields:  # the rest of those that began in another paragraph
             field.place = Event("anchor", element.inner, element.inner)
         self._read_all(here, element.children)
-        here.finish()
-        self.paragraphs += here.paragraphs
+        self.paragraphs += paragraphs_of(self.source, here)
 
     def _has(self, element: Element, name: str) -> bool:
         """Whether an element has one of this name in it."""
@@ -129,11 +125,11 @@ class _Reader:
     def _is_shown(self) -> bool:
         return all(field.is_prose for field in self.fields)
 
-    def _read_all(self, here: Inline, elements: Sequence[Element]) -> None:
+    def _read_all(self, here: list[Event], elements: Sequence[Element]) -> None:
         for is_code, group in groupby(elements, lambda each: each.name == "r" and _is_code(each)):
             some = [*group]
             if is_code and not self.fields:
-                here.add(Event("anchor", some[0].start, some[-1].stop, STAND_IN))
+                here.append(Event("anchor", some[0].start, some[-1].stop, STAND_IN))
                 continue
             for element in some:
                 if element.name == "r":
@@ -141,7 +137,7 @@ class _Reader:
                 elif not _PROPERTIES.fullmatch(element.name):
                     self._read(here, element, Event("anchor", element.start, element.stop))
 
-    def _read_run(self, here: Inline, element: Element) -> None:
+    def _read_run(self, here: list[Event], element: Element) -> None:
         """Read a run, as if each thing in it had one of its own."""
         parts = [child for child in element.children if child.name != "rPr"]
         head = self.source[element.start : element.inner]
@@ -159,32 +155,33 @@ class _Reader:
                 place = place._replace(stop=element.stop, after=None)
             self._read(here, part, place, run)
 
-    def _read(self, here: Inline, element: Element, place: Event, run: Run | None = None) -> None:
+    def _read(
+        self, here: list[Event], element: Element, place: Event, run: Run | None = None
+    ) -> None:
         """Read what is in a run or a paragraph. place: its own, with its run if it is the only thing there"""
         name = element.name
         edge = _RANGE.fullmatch(name)
         if name in ("fldChar", "instrText"):
             self._read_field(here, element, place)
         elif not self._is_shown():
-            self.fields[-1].has_text |= name == "t"
             self._read_all(here, element.children)
         elif edge:
             kind = {"Start": "open", "End": "close"}[edge[2]]
             of = f"{edge[1]} {attribute(element, 'id')}"
-            here.add(place._replace(kind=kind, name=of, mark="range"))
+            here.append(place._replace(kind=kind, name=of, mark="range"))
         elif name in ("t", "ruby"):
-            here.add(self._text(element, place, run))
+            here.append(self._text(element, place, run))
         elif name in _SHOWN:
-            here.add(place._replace(kind="break", words=_SHOWN[name]))
+            here.append(place._replace(kind="break", words=_SHOWN[name]))
         elif self._has(element, "p") and name not in _WRAPPERS:
-            here.add(place._replace(kind="hole"))
+            here.append(place._replace(kind="hole"))
             self.read(element)
         elif not run and self._mark(element):
             self._read_element(here, element)
         elif name == "fldSimple" and self._has(element, "t"):
-            here.add(place._replace(words=STAND_IN))
+            here.append(place._replace(words=STAND_IN))
         elif name != "softHyphen":
-            here.add(place._replace(words=_STAYS.get(name.rpartition(" ")[2], "")))
+            here.append(place._replace(words=_STAYS.get(name.rpartition(" ")[2], "")))
 
     def _mark(self, element: Element) -> str:
         """The kind of mark of an element whose words are the paragraph's; none for others."""
@@ -204,15 +201,15 @@ class _Reader:
             return place._replace(words=STAND_IN)
         return place._replace(kind="text", words=unescape(raw), run=run)
 
-    def _read_element(self, here: Inline, element: Element) -> None:
+    def _read_element(self, here: list[Event], element: Element) -> None:
         properties = [each for each in element.children if _PROPERTIES.fullmatch(each.name)]
         begin = max([element.inner, *(each.stop for each in properties)])
         name = element.name
-        here.add(Event("open", element.start, begin, name=name, mark=self._mark(element)))
+        here.append(Event("open", element.start, begin, name=name, mark=self._mark(element)))
         self._read_all(here, element.children)
-        here.add(Event("close", element.end, element.stop, name=name))
+        here.append(Event("close", element.end, element.stop, name=name))
 
-    def _read_field(self, here: Inline, element: Element, place: Event) -> None:
+    def _read_field(self, here: list[Event], element: Element, place: Event) -> None:
         """Read a field's begin, its code, where its result begins, or its end."""
         kind = attribute(element, "fldCharType")
         if kind == "begin":
@@ -230,11 +227,11 @@ class _Reader:
         name = f"field {field.place.start}"
         whole = field.place._replace(stop=place.stop, after=place.after)
         if not field.is_prose:
-            here.add(whole._replace(words=STAND_IN if field.has_text else ""))
+            here.append(whole._replace(words=STAND_IN if field.has_result else ""))
         elif kind == "separate":
-            here.add(whole._replace(kind="open", name=name, mark=_mark_of(field.code)))
+            here.append(whole._replace(kind="open", name=name, mark=_mark_of(field.code)))
         else:
-            here.add(place._replace(kind="close", name=name))
+            here.append(place._replace(kind="close", name=name))
 
 
 def _is_code(element: Element) -> bool:
