@@ -186,8 +186,11 @@ def compare(
 
     times = CallTimes(target, draft, tokens[prompts[0]], WIDTHS)
     ways = our_ways(args, target, draft, options)
-    for name, way in theirs.items():
-        ways[name] = lambda prompts, way=way: way([tokens[prompt] for prompt in prompts])
+
+    def of_texts(way: OtherWay) -> Way:
+        return lambda prompts: way([tokens[prompt] for prompt in prompts])
+
+    ways |= {name: of_texts(way) for name, way in theirs.items()}
     # Theirs in whole blocks with pauses, so that no program's threads spin while another's work.
     per_turn = args.per_turn or (len(prompts) if theirs else max(args.batch_size))
     settings: dict[str, Any] = dict(rounds=2, pause=1.0) if theirs else {}

@@ -39,9 +39,7 @@ TYPES = (*ROUNDINGS, "4 bits")  # 4 bits: computed in the device's usual type
 FAMILIES = {"T5": "", "Llama": "causal-"}  # what the names of their folders begin with
 PER_KIND = 2  # of the demo's prompts
 MAX_TOKENS = 32
-NUM_DRAFT = 4
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # tokens in a timed call
-CHAIN = 4  # timed calls, each of which needs the last one's result
 SIZE = "t5-base"  # of the model that is timed
 
 
@@ -49,7 +47,7 @@ class CheckedPair:
     """An embedded pair in one type. Its checks return an error for each text: 0, or a difference of logits over the largest."""
 
     def __init__(self, family: str, name: str, folder: Path):
-        """family: of FAMILIES; name: of TYPES; folder: for the converted models."""
+        """family: of FAMILIES; name: of TYPES; folder: for converted models."""
         bits = Quantization(bits=4, group_size=32) if name == "4 bits" else None
         dtype = default_dtype() if bits else name
         self.tolerance = ROUNDINGS[dtype] * float(mx.finfo(getattr(mx, dtype)).eps)
@@ -107,7 +105,7 @@ CHECKS: dict[str, Callable[[CheckedPair], list[float]]] = {
 def texts(target: Any, draft: Any | None = None, batch_size: int = 1) -> list[Row]:
     """Greedy texts for some of the demo's prompts."""
     prompts = [example.prompt for example in examples(PER_KIND, KINDS)]
-    num_draft = NUM_DRAFT if draft else 0
+    num_draft = 4 if draft else 0
     return decoding(target, draft, batch_size, num_draft=num_draft, max_tokens=MAX_TOKENS)(prompts)
 
 
@@ -166,7 +164,7 @@ def call_costs(quantization: Quantization | None = None) -> Verdict:
     target = widened(SIZE)
     if quantization:
         nn.quantize(target, class_predicate=quantization.covers)  # 4 bits, in groups of 64
-    times = CallTimes(target, None, [5] * 20, WIDTHS, chained=CHAIN)
+    times = CallTimes(target, None, [5] * 20, WIDTHS, chained=4)
     times.measure()
     others = ", ".join(f"{n}: {times[n] / times[1]:.2f}" for n in WIDTHS[1:])
     return NO_VERDICT, f"{1e3 * times[1]:.1f} ms for 1 token; times that for {others}"

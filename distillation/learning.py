@@ -59,17 +59,14 @@ class Learner:
     """Holds the texts that are finished, and a draft model that learns from them. It lives as long as the decoder."""
 
     def __init__(self, target: Any, name: str, folder: Path, serves: bool = False):
-        """name: of the target; serves: `idle` alone trains, whether it pays or not. InputError for a model without an encoder,
-        too little memory, or a folder with something else."""
+        """name: of the target; serves: `idle` alone trains, whether it pays or not. InputError if it cannot be trained here."""
         trained = trained_draft(folder, target)
         self.draft = trained or new_draft(target)
         size = sum(weight.size for weight in distilled.own_weights(self.draft).values())
         if mx.get_active_memory() + 4 * COPIES * size > 0.9 * available():
             raise InputError("not enough memory to train a draft model")
         self.draft.learner = self
-        self.version = (
-            1 if trained else 0
-        )  # one more whenever the draft model's weights are replaced
+        self.version = 1 if trained else 0  # one more with every new set of weights
         # Characters of all prompts of the work, or its windows of sound; None: as much is left as was done
         self.total: float | None = None
         self._target, self._name, self._folder = target, name, folder
