@@ -104,8 +104,7 @@ class _Unpickler(pickle.Unpickler):
         if module == "torch" and name.endswith("Storage"):
             raise InputError(f"it has torch.{name}, {QUANTIZED}")
         if (module, name) not in _CALLABLE:
-            needed = "which a floating-point state dict does not need"
-            raise ValueError(f"the pickle asks for {module}.{name}, {needed}")
+            raise ValueError(f"the pickle asks for {module}.{name}")
         return _CALLABLE[module, name]
 
     def persistent_load(self, pid: tuple) -> tuple[str, int]:

@@ -94,8 +94,7 @@ def _languages(tokenizer: Tokenizer, kind: str | None) -> Languages | None:
 def _from_sentencepiece(
     proto: Any, ids: Mapping[str, int], cuts: list[AddedToken], frame: str
 ) -> Tokenizer:
-    """A tokenizer that splits text as the SentencePiece model does and numbers pieces by `ids`; pieces without a number are
-    split further. cuts: tokens of `ids` at which a text is split first; frame: the tokens around a text, "$A"."""
+    """SentencePiece's pieces, numbered by `ids`. cuts: tokens at which a text is split first; frame: those around "$A"."""
     scores = {piece: score for piece, score in files.scores_of(proto).items() if piece in ids}
     spec = proto.normalizer_spec
     steps: list[Any] = []

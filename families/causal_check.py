@@ -142,8 +142,7 @@ def _state_distance(model: Any) -> float:
 
 
 def _difference(logits: mx.array, expected: mx.array) -> float:
-    """The distance of the best of logits [n, V] from the expected ones, in units of their spread: in half precision one token
-    may go to another expert, but an error affects all."""
+    """The least distance of logits [n, V], in units of their spread: in half precision one may go to another expert."""
     a, b = (np.array(x.astype(mx.float32)) for x in (logits, expected))
     banned = (a == b) & np.isinf(b)  # ids that a model never writes
     a[banned] = 0

@@ -16,6 +16,7 @@ from checkpoints.quantization import Quantization
 from checkpoints.weights import stored_size
 from common.errors import InputError
 from common.reporting import reporter
+from families.causal_check import mlx_lm_cache
 from speculative.model import Model
 from transformer import EncoderDecoder
 
@@ -91,9 +92,7 @@ def needed(model: Any, dtype: str) -> dict[int, int]:
 def _full_cache(model: Any) -> int:
     """Bytes of the caches of ROWS prompts of TOKENS tokens with outputs as long."""
     if not isinstance(model, Model):  # mlx-lm's own
-        from mlx_lm.models.cache import make_prompt_cache
-
-        layers = make_prompt_cache(model)
+        layers = mlx_lm_cache(model)
         model(mx.zeros((ROWS, 2 * TOKENS), mx.int32), cache=layers)
         return sum(layer.nbytes for layer in layers)
     count = TOKENS
