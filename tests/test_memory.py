@@ -6,7 +6,7 @@ import resource
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rapidfuzz import fuzz
 
@@ -53,6 +53,7 @@ def test_a_close_prompt_in_the_right_language_is_found_behind_an_exact_one_in_an
         assert memory.reference(other.prompt.replace("de", "fr"), "en", "fr") == "FR"
 
 
+@settings(deadline=None)  # the first call loads the languages
 @given(st.lists(st.sampled_from("ab ,"), min_size=5, max_size=60), st.randoms())
 def test_the_reference_is_the_closest_of_all_pairs_and_the_latest_of_equals(letters, rng):
     languages = [None, "de", "fr", "fr-CA"]
