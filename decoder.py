@@ -182,8 +182,8 @@ class SpeculativeDecoder:
         draft_vocabulary: Collection[int] | str | None = None,
         prefix_cache: float | None = None,
     ):
-        _check_type("model", model, Model, "model")
-        _check_type("tokenizer", tokenizer, Tokenizer, "tokenizer")
+        _check_type("model", model, Model)
+        _check_type("tokenizer", tokenizer, Tokenizer)
         if model.draft_of:
             raise InputError(f"this is a draft model of {model.draft_of}: it writes no texts alone")
         self.model = model
@@ -194,7 +194,7 @@ class SpeculativeDecoder:
         self.hidden = {model.config.pad_token_id, *model.config.eos_token_ids, *self.text.hidden}
         self._common_ids = 0  # target and draft model share the ids below this
         if draft_model is not None:
-            _check_type("draft_model", draft_model, Model, "model")
+            _check_type("draft_model", draft_model, Model)
             self._add_draft_model(draft_model.for_target(model))
         self.learner: Any = self.draft_model and self.draft_model.learner
         self.draft_vocabulary = None
@@ -276,9 +276,8 @@ class SpeculativeDecoder:
             checked, options.source_lang, options.target_lang, options.prompt_template
         )
         tokens = encoded.tokens
-        is_tokens = not (checked.is_text or checked.is_chat)
-        if is_tokens and max(tokens) >= self.model.source_vocab_size:
-            size = self.model.source_vocab_size
+        size = self.model.source_vocab_size
+        if not (checked.is_text or checked.is_chat) and max(tokens) >= size:
             raise InputError(f"the prompt has the token {max(tokens)}, the model {size} tokens")
         most = config.max_prompt_tokens
         if most is not None and len(tokens) > most:
@@ -414,14 +413,12 @@ class SpeculativeDecoder:
         return [r for _, r in sorted(responses, key=lambda pair: (pair[0], pair[1].sample))]
 
 
-def _check_type(name: str, value: object, kind: type, expected: str) -> None:
+def _check_type(name: str, value: object, kind: type) -> None:
     if not isinstance(value, kind):
-        given = type(value).__name__
-        hint = "load() returns a model and its tokenizer"
-        raise InputError(f"{name} is a {given}, not a {expected}; {hint}")
+        problem = f"{name} is a {type(value).__name__}, not a {kind.__name__.lower()}"
+        raise InputError(f"{problem}; load() returns a model and its tokenizer")
 
 
-# ---------------------------------------------------------------------------------------------
 # Functions with mlx_lm's names. Their options include memory and draft_vocabulary, for the decoder. Each call forgets
 # what `auto` learned.
 

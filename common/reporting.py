@@ -1,6 +1,5 @@
 """Notes, bars and questions of long work. Nothing below a command prints: the commands set what `reporter` does
-(terminal/cli.py), and in other programs it is silent. What a caller should know in any case is a warning of Python's.
-"""
+(terminal/cli.py), and in other programs it is silent. What a caller should know in any case is a warning of Python's."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

@@ -226,31 +226,23 @@ class CrossCache(SlotCache):
         assert isinstance(fresh, CrossCache)
         super().replace(rows, fresh)
         width = fresh.mask.shape[1]
-        self._widen(width)
+        self.mask[rows] = False
+        others = np.flatnonzero(self.mask.any(axis=0))
+        self._fit(max(width, int(others.max(initial=-1)) + 1))
         index = mx.array(list(rows))
         for pair, new in zip(self.cross, fresh.cross, strict=True):
             for x, y in zip(pair, new, strict=True):
                 x[index, :, :width] = y
-        self.mask[rows] = False
         self.mask[rows, :width] = fresh.mask
-        self._narrow()
         self.cross_mask = padding_mask(self.mask)
 
-    def _widen(self, width: int) -> None:
-        """Make room for sources of `width` tokens."""
-        missing = width - self.mask.shape[1]
-        if missing <= 0:
-            return
-        pad = [(0, 0), (0, 0), (0, missing), (0, 0)]
-        self.mask = np.pad(self.mask, pad[1:3])
-        self.cross = [[mx.pad(x, pad) for x in pair] for pair in self.cross]
-
-    def _narrow(self) -> None:
-        """Drop columns that no row needs any more, if there are many."""
-        width = int(np.flatnonzero(self.mask.any(axis=0)).max()) + 1
-        if 4 * width <= 3 * self.mask.shape[1]:
-            self.mask = self.mask[:, :width].copy()
-            self.cross = [[x[:, :, :width] for x in pair] for pair in self.cross]
+    def _fit(self, width: int) -> None:
+        """Make room for sources of `width` tokens, or drop the columns beyond, if they are many."""
+        held = self.mask.shape[1]
+        if width > held or 4 * width <= 3 * held:
+            pad = [(0, 0), (0, 0), (0, max(0, width - held)), (0, 0)]
+            self.mask = np.pad(self.mask[:, :width], pad[1:3])
+            self.cross = [[mx.pad(x[:, :, :width], pad) for x in pair] for pair in self.cross]
 
     def select(self, rows: Sequence[int]) -> None:
         super().select(rows)

@@ -127,12 +127,11 @@ class Prompts:
 
     def __init__(self, prompts: Iterable, make: Callable[[Any], list[Row]], window: int):
         """make: makes the rows of a prompt."""
-        self._prompts = enumerate(prompts)
+        self._prompts = enumerate(each for each in prompts)  # a generator: it ends once
         self._make = make
         self._window = window
         self._ready = getattr(prompts, "ready", lambda: True)
         self._waiting: list[Row] = []  # the shortest first
-        self._ended = False
         # unfinished row -> (index of its prompt, its index within the prompt)
         self.index: dict[Row, tuple[int, int]] = {}
 
@@ -144,11 +143,10 @@ class Prompts:
     def _fetch(self, wait: bool) -> None:
         """Make the rows of the prompts that are available; with `wait`, of one at least."""
         for fetched in range(self._window):
-            if self._ended or not (self._ready() or (wait and not fetched)):
+            if not (self._ready() or (wait and not fetched)):
                 break
             new = next(self._prompts, None)
             if new is None:
-                self._ended = True
                 break
             number, prompt = new
             rows = self._make(prompt)

@@ -1,7 +1,6 @@
 """Candidates in texts of a given form: what the form forces, and what other drafters propose as far as it fits.
 
-A form that forces tokens leaves the target no choice there, so they cost no model and nearly always pass. (Where the
-vocabulary can write the same text in other tokens, the target may prefer those.)
+Forced tokens cost no model and nearly always pass: the target may only prefer other tokens for the same text.
 """
 
 from collections.abc import Sequence

@@ -355,10 +355,6 @@ class Options:
         default = has_draft_model and self.num_draft == AUTO and not self.delta
         return default if self.lookup is None else self.lookup
 
-    def filled(self, defaults: Mapping[str, Any]) -> "Options":
-        """These options, with `defaults` in place of None."""
-        return replace(self, **{k: v for k, v in defaults.items() if getattr(self, k) is None})
-
     @property
     def rule(self) -> str | Callable:
         """The acceptance rule at temperature > 0: one of RULES, or a function like rules.accept_block."""

@@ -1,6 +1,5 @@
 """Prefill, and a cache of prefixes that earlier rows have prefilled (decoder-only models): the next turn of a
-conversation begins with all earlier ones, and the lines of a file may share their instructions.
-"""
+conversation begins with all earlier ones, and the lines of a file may share their instructions."""
 
 from collections.abc import Sequence
 from copy import copy

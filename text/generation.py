@@ -1,7 +1,7 @@
 """A checkpoint's generation_config.json, read as transformers' `generate` reads it."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,8 @@ class GenerationDefaults:
                 if not COUNT.accepts(length):
                     raise OptionError(total, length, COUNT)
                 defaults[name] = max(int(name == "max_tokens"), length - prefix_size)
-        return options.filled(defaults)
+        missing = {k: v for k, v in defaults.items() if getattr(options, k) is None}
+        return replace(options, **missing)
 
     def ignored(self, num_beams: int | None) -> str:
         """A line about settings that we do not support, with the user's num_beams; "" if there are none."""
