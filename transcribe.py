@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from common.errors import InputError, errors_name
+from common.errors import InputError
 from common.reporting import reporter
 from decoder import BATCH_SIZE
 from demo.pair import demo_model
 from speculative.options import declared_in
 from speech.formats import FORMATS, Output
 from speech.options import Layout, TranscribeOptions
-from speech.reference import Part, parse
+from speech.reference import parse
 from speech.transcriber import Transcriber
 from terminal import cli
 from terminal.flags import add_options, add_shared, check_apart, check_models, note_unused
@@ -83,14 +83,6 @@ def parse_args(argv: list[str] | None = None):
     return args
 
 
-def read_reference(path: Path) -> tuple[Part, ...]:
-    with errors_name(path):
-        try:
-            return parse(path.read_text(encoding="utf-8-sig"))
-        except UnicodeDecodeError:
-            raise InputError("not UTF-8 text") from None
-
-
 def layout_of(args: argparse.Namespace) -> Layout:
     return Layout(**_given(args, Layout))
 
@@ -135,14 +127,12 @@ def sounds_and_names(args: argparse.Namespace, output: Output) -> list[tuple[str
     sounds = list(zip(args.audio, names, strict=True))
     if not output.folder:
         return sounds
-    check_apart(
-        args,
-        [
-            (f"the transcript of {source}", path)
-            for source, name in sounds
-            for path in output.files(name).values()
-        ],
-    )
+    written = [
+        (f"the transcript of {source}", path)
+        for source, name in sounds
+        for path in output.files(name).values()
+    ]
+    check_apart(args, written)
     output.folder.mkdir(parents=True, exist_ok=True)
     missing = [(source, name) for source, name in sounds if output.check(name)]
     if len(missing) < len(sounds):
@@ -152,12 +142,13 @@ def sounds_and_names(args: argparse.Namespace, output: Output) -> list[tuple[str
     return missing
 
 
-def run_command(args: argparse.Namespace) -> None:
-    options = options_of(
-        args,
-        reference=read_reference(args.reference) if args.reference else (),
-        no_speech_probs=args.output_format in ("json", "all"),
-    )
+def main() -> None:
+    args = parse_args()
+    reference = ""
+    if args.reference:  # a byte that is not UTF-8 costs a draft
+        reference = args.reference.read_text(encoding="utf-8-sig", errors="replace")
+    has_probs = args.output_format in ("json", "all")
+    options = options_of(args, reference=parse(reference), no_speech_probs=has_probs)
     output = Output(args.output_format, args.output_dir, layout_of(args), args.force, args.resume)
     sounds = sounds_and_names(args, output)
     if not sounds:
@@ -179,10 +170,6 @@ def run_command(args: argparse.Namespace) -> None:
     files = AudioFiles(transcriber, sounds, options, output, args.audio_track)
     files.transcribe(args.batch_size, args.verbose)
     note_learned(transcriber.decoder)
-
-
-def main() -> None:
-    run_command(parse_args())
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ class _Request(BaseModel):
             **self.model_dump(include=_SAME),
             task=TASKS[1] if self.translate else task,
             initial_prompt=self.prompt,
-            reference=parse(self.reference) if self.reference else (),
+            reference=parse(self.reference),
             num_draft=num_draft,
             vad=self.vad_filter,
             word_timestamps=self.word_timestamps or "word" in self.timestamp_granularities,

@@ -21,7 +21,6 @@ _SENTENCE = re.compile(r"""[.?!…。？！]["'”’)\]»]*$""")  # noqa: RUF00
 _CLAUSE = re.compile(r"""[,;:、，]["'”’)\]»]*$""")  # noqa: RUF001
 
 Cue = tuple[float, float, str]  # beginning and end in seconds, text
-Escape = Callable[[str], str]  # writes a text in a format that has tags
 
 
 def cues(words: Sequence[Word], layout: Layout, end: float) -> Iterator[Cue]:
@@ -92,18 +91,17 @@ def _balanced(text: str, max_width: int) -> str:
     return "\n".join(lines)
 
 
-def _cues(transcript: Transcript, layout: Layout, escape: Escape = str) -> Iterator[Cue]:
+def _cues(transcript: Transcript, layout: Layout) -> Iterator[Cue]:
     if layout.makes_cues:
         words = [word for segment in transcript.segments for word in segment.words or ()]
-        for start, end, text in cues(words, layout, transcript.duration):
-            yield start, end, escape(text)
+        yield from cues(words, layout, transcript.duration)
         return
     for segment in transcript.segments:
         text = segment.text.strip()
         if layout.max_line_width:
             text = textwrap.fill(text, layout.max_line_width, break_on_hyphens=False)
         if segment.words != ():  # otherwise a word before has taken its text, a mark
-            yield segment.start, segment.end, escape(text)
+            yield segment.start, segment.end, text
 
 
 def _cue(cue: Cue, hours: bool, point: str) -> str:
@@ -118,8 +116,8 @@ def _txt(transcript: Transcript, layout: Layout) -> str:
 
 
 def _vtt(transcript: Transcript, layout: Layout) -> str:
-    shown = _cues(transcript, layout, lambda text: text.replace("&", "&amp;").replace("<", "&lt;"))
-    return "WEBVTT\n\n" + "".join(_cue(cue, False, ".") for cue in shown)
+    shown = "".join(_cue(cue, False, ".") for cue in _cues(transcript, layout))
+    return "WEBVTT\n\n" + shown.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _srt(transcript: Transcript, layout: Layout) -> str:

@@ -33,7 +33,8 @@ def parse(text: str) -> tuple[Part, ...]:
 
 
 def _sentences(text: str) -> tuple[Part, ...]:
-    return tuple((None, None, sentence) for sentence in re.split(r"(?<=[.?!])\s+", text.strip()))
+    sentences = filter(None, re.split(r"(?<=[.?!])\s+", text.strip()))
+    return tuple((None, None, sentence) for sentence in sentences)
 
 
 def _cues(text: str) -> Iterator[Part]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from speech.features import FRAMES
 from speech.segments import Segment, Word
-from speech.voice import speaking, stretches, with_speech
+from speech.voice import PAUSE_CHANCE, stretches, with_speech
 
 _QUIET = 1.0  # in features, 40 dB: what is so far below a span's loudest frame is not heard in it
 _RUN = 5  # frames; what is heard for a shorter time at a segment's end belongs to its neighbour
@@ -28,12 +28,11 @@ class Timeline:
         loudness = features.max(axis=1, initial=-np.inf)
         if chances is not None:
             numbers = np.flatnonzero(with_speech(chances))
-            loudness = np.where(speaking(chances), loudness, -np.inf)
+            loudness = np.where(chances >= PAUSE_CHANCE, loudness, -np.inf)
         self._loudness = loudness[numbers]
         self._silence = features.max(axis=1, initial=-np.inf).min(initial=np.inf)
         self.frames = first + numbers  # each one's number in the sound
-        # Silence was left out before these
-        self._cuts = np.flatnonzero(np.diff(self.frames) > 1) + 1
+        self._cuts = np.flatnonzero(np.diff(self.frames) > 1) + 1  # behind silence that is left out
         self._last = 0.0  # the end of the last segment
         self._bounds = [0, *self._cuts.tolist(), len(self.frames)]  # of the pieces between
 

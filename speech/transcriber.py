@@ -164,10 +164,8 @@ class Transcriber:
         on_row: Callable[[Row], object] = lambda row: None,
     ) -> Iterator[tuple[int, Transcript | InputError]]:
         """Transcribe many sounds, `batch_size` together; yield (index, transcript) as each finishes, or (index, InputError)
-        if it fails. Raises InputError for options that the model lacks.
-
-        tasks: of sounds, as `task`, which may read these when they begin; on_row: gets each window's row once it is decoded
-        """
+        if it fails. Raises InputError for options that the model lacks. tasks: as `task`, which may read their sounds when
+        they begin; on_row: gets each window's row once it is decoded"""
         self.resolve(options)
         decoding = self.special.options(num_draft=options.num_draft)
         rows = max(batch_size, options.best_of)

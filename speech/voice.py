@@ -14,7 +14,8 @@ from speech.features import FRAMES, HOP
 _WEIGHTS = Path(__file__).with_name("silero_vad.safetensors")
 _CHUNK, _CONTEXT = 512, 64  # samples that have one probability, and those seen before them
 _BLOCK = 1_000 * _CHUNK  # samples of a whole sound to hear at a time
-_SPEECH, _PAUSE = 0.5, 0.35  # a part begins above the first and ends below the second
+_SPEECH = 0.5  # a part begins above this chance
+PAUSE_CHANCE = 0.35  # and ends below this one
 _SHORTEST = 200  # frames of silence between two parts, as in faster-whisper
 _MARGIN = 40  # frames around a part
 
@@ -98,11 +99,6 @@ def probabilities(samples: np.ndarray) -> np.ndarray:
     return chances[: len(samples) // HOP]
 
 
-def speaking(chances: np.ndarray) -> np.ndarray:
-    """In which frames somebody may speak, [frames] boolean."""
-    return chances >= _PAUSE
-
-
 def first_speech(samples: np.ndarray) -> int:
     """The first frame in which somebody speaks; 0 if nobody does."""
     frames = enumerate(chance for chances in _blocks(samples) for chance in chances)
@@ -112,7 +108,7 @@ def first_speech(samples: np.ndarray) -> int:
 def with_speech(chances: np.ndarray) -> np.ndarray:
     """Which frames to transcribe, [frames] boolean: speech, what is near it, and short silence."""
     transcribed = np.zeros(len(chances), bool)
-    for start, end in stretches(speaking(chances)):
+    for start, end in stretches(chances >= PAUSE_CHANCE):
         if chances[start:end].max() >= _SPEECH:
             transcribed[max(0, start - _MARGIN) : end + _MARGIN] = True
     for start, end in stretches(~transcribed):
@@ -129,7 +125,7 @@ def stretches(where: np.ndarray) -> list[list[int]]:
 def last_pause(chances: np.ndarray) -> int:
     """The frame of the last pause; without one, the frame where speech is least probable."""
     loudest = np.lib.stride_tricks.sliding_window_view(np.pad(chances, 8, "edge"), 17).max(axis=1)
-    pauses = np.flatnonzero(loudest < _PAUSE)
+    pauses = np.flatnonzero(loudest < PAUSE_CHANCE)
     return int(pauses[-1] if pauses.size else loudest.argmin())
 
 
@@ -162,7 +158,7 @@ class Utterances:
         """Go on; those that end. chances: how probable speech is in each further frame"""
         over = list[Utterance]()
         for chance in chances.tolist():
-            if chance < _PAUSE:
+            if chance < PAUSE_CHANCE:
                 self._run = None
                 self._is_speech = False
             elif self._run is None:

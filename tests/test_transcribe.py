@@ -58,11 +58,7 @@ def test_files_are_those_of_one_after_the_other_and_a_bad_one_is_named(folder):
     printed = transcribe(folder, "one.wav", "two.wav", *MODELS, "--verbose")
     texts = [(folder / "out" / f"{name}.txt").read_text() for name in ("one", "two")]
     assert printed.stdout == "one.wav:\n{}two.wav:\n{}".format(*texts)
-    assert (
-        "1/2 files, " in printed.stderr
-        and "3.4 s of audio" in printed.stderr
-        and "tokens per target call" in printed.stderr
-    )
+    assert "3.4 s of audio" in printed.stderr and "tokens per target call" in printed.stderr
 
 
 def test_transcripts_that_are_printed_have_their_names(folder):
