@@ -1,5 +1,4 @@
-"""Serve a model over HTTP with OpenAI's protocol, LibreTranslate's and DeepL's: drafts in continuous batches, and a page that
-shows them.
+"""Serve a model over HTTP with OpenAI's, LibreTranslate's and DeepL's protocols: drafts in continuous batches.
 
 python serve.py
 python serve.py --model google-t5/t5-11b --draft-model google-t5/t5-small --port 8080
@@ -79,11 +78,8 @@ UVICORN: dict[str, Any] = dict(
 
 
 def parse_args(argv: list[str] | None = None):
-    parser = cli.Parser(
-        prog="serve.py",
-        description="Serve a model over HTTP with speculative decoding: OpenAI's protocol, and for translating "
-        "LibreTranslate's and DeepL's.",
-    )
+    summary = "Serve a model over HTTP with OpenAI's, LibreTranslate's and DeepL's protocols."
+    parser = cli.Parser(prog="serve.py", description=summary)
     add_shared(parser, *MODELS, "--distill")
     for names, (kind, default, text) in FLAGS.items():
         name, metavar = names.split()
@@ -161,8 +157,9 @@ def make_api(args, options: Options, address: str) -> Api:
         decoder = text_decoder(models, options, args.verbose)
     prompt_format = decoder.text.prompt_format(template_kwargs=args.chat_template_config)
     hosts = allowed_hosts(args.host, address, args.allowed_hosts)
-    name = args.served_model_name or last_part
-    gate = Gate(name, names, args.api_key, hosts, args.allowed_origins)
+    gate = Gate(
+        args.served_model_name or last_part, names, args.api_key, hosts, args.allowed_origins
+    )
     config = decoder.model.config
     limits = Limits(
         args.max_prompt_tokens or config.max_prompt_tokens or MAX_TOKENS,

@@ -75,6 +75,7 @@ class Api:
         speech = Speech(self.transcriber, self.engine, self.gate, self.limits)
         realtime = Realtime(speech)
         translations = Translations(self.engine, self.gate, self.limits)
+        from_other_pages: dict[str, Any] = dict(allow_methods=["*"], allow_headers=["*"])
         routes = [
             Route("/models", self.models),
             Route("/models/{name:path}", self.models),
@@ -98,12 +99,7 @@ class Api:
             ],
             middleware=[
                 Middleware(_guarded, gate=self.gate, requests=self.engine.metrics.requests),
-                Middleware(
-                    CORSMiddleware,
-                    allow_origins=self.gate.origins,
-                    allow_methods=["*"],
-                    allow_headers=["*"],
-                ),
+                Middleware(CORSMiddleware, allow_origins=self.gate.origins, **from_other_pages),
             ],
             exception_handlers={
                 **dict.fromkeys([*ERRORS, Exception], failure),

@@ -13,8 +13,7 @@ _SHAPES = {
     "prompt": "a string, a list of token ids, or a list of these",
     "prediction": '{"type": "content", "content": "..."}',
     "logit_bias": 'token ids with a number each, such as {"1234": -5.0}',
-    "input": "a text, or a list of messages and function calls with text "
-    "(with store: false clients send no item_reference)",
+    "input": "a text, or a list of messages and function calls (no item_reference: store: false)",
     "tool_choice": "none, auto, required, or a function's name: "
     '{"type": "function", "function": {"name": "..."}}',
 }

@@ -1,5 +1,4 @@
-"""One loop decodes the rows of all requests in one batch. Only its thread touches a model. Other threads submit rows
-and read their progress; each row is its own buffer, so a slow reader holds nobody up."""
+"""One loop, whose thread alone touches a model, decodes the rows of all requests in one batch. Others read their progress."""
 
 import threading
 import time

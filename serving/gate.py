@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
-LOCAL = ("127.0.0.1", "localhost", "[::1]")  # names of this machine in a browser
-DOCKER = "host.docker.internal"  # its name in a container; nobody can register it
+LOCAL = ("127.0.0.1", "localhost", "[::1]", "host.docker.internal")  # the last: in a container
 
 
 def in_url(address: str) -> str:
@@ -18,11 +17,10 @@ def in_url(address: str) -> str:
 
 
 def allowed_hosts(host: str, address: str, more: Sequence[str] = ()) -> Sequence[str]:
-    """The host names that requests may use for a server on this address. On loopback only this machine's names and
-    `more`: otherwise a foreign page could point its own name here (DNS rebinding)."""
+    """The host names that requests may use. On loopback not all, or foreign pages could name it theirs (DNS rebinding)."""
     if not more and not ipaddress.ip_address(address).is_loopback:
         return ("*",)
-    names = (*LOCAL, DOCKER, host, in_url(address), *more)
+    names = (*LOCAL, host, in_url(address), *more)
     return sorted({name.lower() for name in names})
 
 
@@ -51,8 +49,7 @@ class Gate:
         """Refuse a request to another host: a web page may let its own name resolve to this machine."""
         host = re.sub(r":\d+$", "", request.headers.get("host", "").lower())
         if not {host, "*"} & {*self.hosts}:
-            names = ", ".join(self.hosts)
-            message = f"this server answers only requests to {names} (see --allowed-hosts)"
+            message = f"this server answers only to {', '.join(self.hosts)} (see --allowed-hosts)"
             raise HTTPException(400, message)
 
     def check_origin(self, request: HTTPConnection) -> None:

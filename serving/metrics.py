@@ -23,7 +23,6 @@ class Metrics:
     """A server's counts. One thread adds rows, another requests."""
 
     def __init__(self, running: Callable[[], int], waiting: Callable[[], int]):
-        """running, waiting: functions that return the rows in the batch and in the queue."""
         self._registry = CollectorRegistry()
         self._stats = Stats()
         base: dict[str, Any] = dict(namespace="speculative", registry=self._registry)

@@ -1,5 +1,4 @@
-"""OpenAI's requests: from a body to the options of its rows, which speculative/options.py declares. Unknown fields, and
-unsupported ones that would change a text, are refused by name, wherever they are. null means that a field is not given."""
+"""OpenAI's requests and their options. Unknown fields, and unsupported ones that would change a text, are refused by name."""
 
 import json
 import re
@@ -237,8 +236,6 @@ class Chat(Fields):
         """The tools of which the answer calls one; none: it is a text, such as after a tool's result with `auto`."""
         choice = self.tool_choice
         tools = self.tools
-        if len({tool.name for tool in tools}) < len(tools):
-            raise InputError("tools has two functions of one name")
         if isinstance(choice, _Tool):
             tools = [tool for tool in tools if tool.name == choice.name]
         elif choice == "none" or (choice == "auto" and self.messages[-1].role == "tool"):

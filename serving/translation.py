@@ -3,7 +3,6 @@
 import asyncio
 import json
 import secrets
-from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
@@ -121,7 +120,7 @@ class Translations:
         return Route(path, endpoint, methods=methods)
 
     async def _fields(self, request: Request, scheme: str = "Bearer", is_file: bool = False) -> Any:
-        """A request's fields, in the address and in JSON or a form. A key, which may be one, is checked as soon as it is known."""
+        """A request's fields, in the address and in JSON or a form. A key, maybe one of them, is checked once it is known."""
         self.gate.check_origin(request)
         in_address = _values(request.query_params)
 
@@ -154,8 +153,7 @@ class Translations:
     async def start(
         self, document: Document, source: str | None, target: str, **options: Any
     ) -> Started:
-        """Begin to translate a document. source: None or "auto": as detected. InputError for a language that the model lacks;
-        the steps raise as `steps_of`."""
+        """Begin to translate a document. source: None or "auto": as detected. InputError for a language that the model lacks."""
         return await run_in_threadpool(self._start, document, source or "auto", target, options)
 
     def _start(self, document: Document, source: str, target: str, options: dict) -> Started:
@@ -259,9 +257,7 @@ async def document_of(texts: Sequence[str], parse: Callable[[bytes], Document]) 
 
 def _values(form: ImmutableMultiDict) -> dict[str, Any]:
     """The values of a form's fields: a list of those that come more than once."""
-    values = defaultdict[str, list](list)
-    for name, value in form.multi_items():
-        values[name].append(value)
+    values = {name: form.getlist(name) for name in form}
     return {name: each if len(each) > 1 else each[0] for name, each in values.items()}
 
 

@@ -1,5 +1,4 @@
-"""LibreTranslate's routes (https://docs.libretranslate.com/api) and DeepL's, of version 2
-(https://developers.deepl.com/api-reference)."""
+"""The routes of docs.libretranslate.com/api and developers.deepl.com/api-reference (version 2)."""
 
 import asyncio
 import json
@@ -228,10 +227,9 @@ class DeepL:
     async def languages(self, request: Request, asked: _Request) -> Any:
         translations = self.translations
         codes = translations.targets if asked.type == "target" else translations.sources
-        more = {"supports_formality": False}
-        return [
-            {"language": code.upper(), "name": translations.names[code], **more} for code in codes
-        ]
+        names = translations.names
+        listed = [{"language": code.upper(), "name": names[code]} for code in codes]
+        return [language | {"supports_formality": False} for language in listed]
 
     async def glossaries(self, request: Request, asked: _Request) -> Any:
         return {"supported_languages": []}

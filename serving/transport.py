@@ -25,6 +25,7 @@ MAX_BODY = 1 << 20  # bytes of a body, unless it is a file
 BODY_SECONDS = 30.0  # in which a body must arrive
 BEGINNING = 1 << 16  # bytes of a form that are read before the key in it is checked
 ERRORS = (HTTPException, InputError)  # that a client is told of
+Events = Callable[[AsyncIterator], AsyncIterator[str]]
 _LIBRETRANSLATE = "translate translate_file download_file detect languages frontend suggest".split()
 
 
@@ -77,8 +78,7 @@ def error_body(status: int, message: str, path: str = "") -> dict[str, Any]:
 async def read_body(
     request: Request, max_bytes: int = MAX_BODY, seconds: float = BODY_SECONDS, check: Any = None
 ) -> bytes:
-    """A request's body. Raises HTTPException if it has more bytes or does not arrive in this time. check: awaited with the
-    beginning of a body that is longer than that; what it raises ends the reading."""
+    """A request's body. HTTPException if it is larger or slower. check: awaited with the beginning of a longer one."""
     body = bytearray()
     try:
         with anyio.fail_after(seconds):
@@ -133,11 +133,8 @@ async def while_there(request: Request) -> AsyncIterator[None]:
 async def steps_of(
     engine: Engine, rows: Iterator[Row], more: bool = False, at_once: int | None = None
 ) -> AsyncGenerator[RowStep]:
-    """Decode rows, made one after another in another thread; yield each whenever it has grown. They end with the generator.
-    Raises what is in ERRORS if a row fails or is not taken.
-
-    more, at_once: take them in any case; how many may be in the engine (None: as many as a batch has)
-    """
+    """Decode rows; yield each whenever it has grown. They end with the generator. ERRORS if a row fails or is not taken.
+    more, at_once: take them in any case; how many may be in the engine (None: as many as a batch has)"""
     event = asyncio.Event()
     wake = partial(asyncio.get_running_loop().call_soon_threadsafe, event.set)
     at_once = at_once or min(engine.batch_size, engine.queue_size)
@@ -182,9 +179,7 @@ async def working(engine: Engine, task: Task, is_begun: bool) -> AsyncGenerator[
         yield work.result
 
 
-async def stream_of(
-    request: Request, steps: AsyncGenerator, events: Callable[[AsyncIterator], AsyncIterator[str]]
-) -> StreamingResponse:
+async def stream_of(request: Request, steps: AsyncGenerator, events: Events) -> Response:
     """An answer in server-sent events. It begins with the first step: only then is its status known."""
     first = await anext(steps)
 
@@ -200,12 +195,8 @@ async def stream_of(
         except ERRORS as error:
             yield event_of(error_body(*failure_of(error), request.scope["path"]))
 
-    return StreamingResponse(
-        to_its_end(),
-        media_type="text/event-stream",
-        headers={"cache-control": "no-store"},
-        background=BackgroundTask(steps.aclose),
-    )
+    headers = {"cache-control": "no-store", "content-type": "text/event-stream; charset=utf-8"}
+    return StreamingResponse(to_its_end(), 200, headers, background=BackgroundTask(steps.aclose))
 
 
 def event_of(body: dict[str, Any]) -> str:

@@ -113,7 +113,6 @@ def test_what_is_not_said_is_the_servers():
         ),
         ({"tool_choice": "required"}, "^tool_choice asks for a function that is not in tools$"),
         ({"tools": [TOOL], "tool_choice": NAMED}, "a function that is not in tools"),
-        ({"tools": [TOOL, TOOL]}, "^tools has two functions of one name$"),
         ({"tools": [{"type": "web_search"}]}, r"^tools\.0\.type: input should be 'function'$"),
         ({"max_new_tokens": 5}, "no field 'max_new_tokens'; nearest: 'max_tokens'"),
         ({"verbosity": "low"}, "verbosity is not supported"),
