@@ -6,7 +6,7 @@ rows of the vocabulary, and the distance to the target's states (EAGLE, arXiv 24
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -14,13 +14,15 @@ from typing import Any
 import mlx.core as mx
 import mlx.optimizers as optimizers
 import numpy as np
+from tokenizers import Tokenizer
 
 from common.errors import InputError
 from distillation.batches import SLICE, TrainingBatch, drafts, fit_mix
 from distillation.evaluation import LENGTHS, Evaluation, evaluate
-from distillation.texts import TrainingText, split
+from distillation.texts import TrainingText, read_texts, split
 from families import distilled
 from families.ram import available
+from text.memory import Pair
 from transformer import EncoderDecoder
 
 BATCH = 16  # texts
@@ -74,6 +76,22 @@ def new_draft(target: Any, layers: int = 1) -> Any:
         raise InputError(f"the model has {count} decoder layers, not {layers}")
     copied = np.linspace(count - 1, 0, layers).round().astype(int)[::-1]
     return distilled.from_target(target, copied.tolist())
+
+
+def distill(
+    target: EncoderDecoder,
+    tokenizer: Tokenizer,
+    pairs: Iterable[Pair],
+    layers: int = 1,
+    minutes: float = 30,
+    steps: int | None = None,
+) -> Any:
+    """Make a draft model of `target` from texts that it has written. Arguments and errors: see `new_draft`, `Training`."""
+    draft = new_draft(target, layers)
+    texts = read_texts(target, tokenizer, pairs)
+    for _ in Training(target, draft, texts, minutes, steps):
+        pass
+    return draft
 
 
 @dataclass
