@@ -90,9 +90,6 @@ class PrefixCache:
             shared = each.common(wanted) if each.model is model else 0
             if shared > length:
                 length, longest = shared, each
-        if longest:  # the last one used
-            self._prefixes.remove(longest)
-            self._prefixes.append(longest)
         return length, longest
 
     def begin(self, model: Any, cache: SlotCache, prompts: TokenLists) -> list[int]:
@@ -121,6 +118,8 @@ class PrefixCache:
         """Fill a row with the longest prefix of a prompt but for its last token; return how many tokens it has."""
         n, prefix = self._longest(model, prompt[:-1])
         if prefix:
+            self._prefixes.remove(prefix)
+            self._prefixes.append(prefix)  # the last one used
             part = copy(prefix.cache)
             part.cursor = n
             cache.replace([row], part)
