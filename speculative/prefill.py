@@ -118,12 +118,15 @@ class PrefixCache:
         """Fill a row with the longest prefix of a prompt but for its last token; return how many tokens it has."""
         n, prefix = self._longest(model, prompt[:-1])
         if prefix:
-            self._prefixes.remove(prefix)
-            self._prefixes.append(prefix)  # the last one used
+            self._use(prefix)
             part = copy(prefix.cache)
             part.cursor = n
             cache.replace([row], part)
         return n
+
+    def _use(self, prefix: Prefix) -> None:
+        self._prefixes.remove(prefix)
+        self._prefixes.append(prefix)
 
     def add(self, model: Any, cache: SlotCache, row: int, tokens: Sequence[int]) -> None:
         """Add what a row of a cache holds of these tokens."""
@@ -131,7 +134,9 @@ class PrefixCache:
         new = np.array(tokens[:length], np.int64)
         if not length or (length > len(new) and not cache.trimmable):  # it has read rejected tokens
             return
-        if self._longest(model, new)[0] == len(new):  # nothing new
+        known, longest = self._longest(model, new)
+        if longest and known == len(new):  # nothing new
+            self._use(longest)
             return
         alone = model.new_cache(1)
         alone.take(cache, row, len(new))

@@ -82,7 +82,7 @@ def test_texts_are_the_same_with_and_without(cpu, name):
         talks = [[*talk, *text, *more] for talk, text, more in zip(talks, texts, new, strict=True)]
     lines = random_prompts(6, 12, begin=[7, 8, 9] * 20)
     same(lines, 4, num_draft=2)
-    assert (reused > (200, 50, 200)).all(), reused
+    assert (reused > (200, 20, 200)).all(), reused
     assert all(0 < other.prefix_cache.size <= other.prefix_cache.limit for other in others)
 
 
