@@ -43,7 +43,7 @@ BATCH_SIZES = (1, 3, 8)
 @pytest.fixture
 def events(monkeypatch):
     """Caches that grow by small steps; how often they grew, were compacted, widened, narrowed, selected."""
-    counts = dict.fromkeys(("_grown", "_compact", "_widen", "_narrow", "select"), 0)
+    counts = dict.fromkeys(("_grown", "_compact", "widened", "narrowed", "select"), 0)
     monkeypatch.setattr(SlotCache, "STEP", 8)
     monkeypatch.setattr(SlotCache, "FEW", 4)
 
@@ -53,12 +53,16 @@ def events(monkeypatch):
         def counting(self, *args):
             before = self.mask.shape[1]
             result = method(self, *args)
-            counts[name] += name not in ("_widen", "_narrow") or self.mask.shape[1] != before
+            if name == "_fit":
+                counts["widened"] += self.mask.shape[1] > before
+                counts["narrowed"] += self.mask.shape[1] < before
+            else:
+                counts[name] += 1
             return result
 
         monkeypatch.setattr(CrossCache, name, counting)
 
-    for name in counts:
+    for name in ("_grown", "_compact", "_fit", "select"):
         spy(name)
     return counts
 
@@ -132,7 +136,7 @@ def test_scripted_rows_that_come_and_go_are_plain_rows(monkeypatch, events, kind
         if batch_size > 1 and num_draft != "auto":  # what `auto` drafts depends on the machine
             assert events["_grown"] and events["select"]
             # One row of eight always has a long prompt.
-            assert (events["_widen"] and events["_narrow"]) or batch_size == 8
+            assert (events["widened"] and events["narrowed"]) or batch_size == 8
         if num_draft not in (0, 1, "auto"):
             assert partial_steps(rows, 20 if any_length else num_draft) > 15
             assert events["_compact"] or batch_size == 1

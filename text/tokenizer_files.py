@@ -87,7 +87,8 @@ def from_transformers(kind: str, folder: Path) -> Tokenizer:
     for name in _SENTENCEPIECE:  # transformers would take a damaged one for a tiktoken file
         if (folder / name).exists():
             read_model(folder / name)
-    with tokenizer_errors(str(folder)):
+    files = [name for name in TOKENIZER_FILES if (folder / name).exists()]
+    with tokenizer_errors(f"{folder} ({', '.join(files)})"):
         read = getattr(transformers, kind).from_pretrained(folder, trust_remote_code=False)
     if not isinstance(read, transformers.TokenizersBackend):
         raise InputError(f"{folder}: tokenizers of {type(read).__name__} cannot be converted")
