@@ -82,7 +82,8 @@ def test_texts_are_the_same_with_and_without(cpu, name):
         talks = [[*talk, *text, *more] for talk, text, more in zip(talks, texts, new, strict=True)]
     lines = random_prompts(6, 12, begin=[7, 8, 9] * 20)
     same(lines, 4, num_draft=2)
-    assert (reused > (200, 20, 200)).all(), reused
+    # In the tiny cache, prefixes of 7 rows follow each other: whether one is still there when it is wanted is chance.
+    assert (reused[[0, 2]] > 200).all(), reused
     assert all(0 < other.prefix_cache.size <= other.prefix_cache.limit for other in others)
 
 
