@@ -34,7 +34,7 @@ from speculative.options import DRAFT
 from speculative.timing import CallTimes
 from terminal import cli
 from terminal.flags import add_shared, check_models, reading
-from terminal.models import merge_adapter
+from terminal.models import merge_adapter, note_types
 from terminal.prompt_files import PromptFile
 from text.text_side import check_prompt
 
@@ -154,7 +154,7 @@ def speed(args: argparse.Namespace, processes: ExitStack) -> dict:
     if args.model:
         target, _ = load(args.model)
         draft = load(args.draft_model)[0].for_target(target) if args.draft_model else None
-        cli.note_types(target, draft)
+        note_types(target, draft)
     else:
         sizes = args.sizes or USUAL
         target, draft = widened_pair(sizes)

@@ -37,7 +37,6 @@ from speculative.draft import Step
 from speculative.draft_vocabulary import DraftVocabulary
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
 from speculative.driver import Driver, Prompts
-from speculative.forms import fitting
 from speculative.lookup import REFERENCE
 from speculative.model import Model
 from speculative.options import COUNT, FORMS, SIZE, OptionError, Options
@@ -72,9 +71,7 @@ class Batch:
         schedule: Schedule,
         prefix_cache: PrefixCache | None = None,
     ):
-        ranks = model.ranks or ALONE
-        self.target = CachedModel(model, ranks.share, prefix_cache)
-        self.broadcast = ranks.broadcast  # to the host
+        self.target = CachedModel(model, prefix_cache)
         self.drafter = drafter
         drafter.follow(self.target)
         self.schedule = schedule
@@ -86,7 +83,8 @@ class Batch:
         contexts = [row.context for row in self.rows]
         draft_room = [row.room - 1 for row in self.rows]  # the last token is the target's own
         wanted = [row.options.num_draft for row in self.rows]
-        candidates = [*map(fitting, self.rows, self.drafter.candidates(contexts))]
+        offered = self.drafter.candidates(contexts)
+        candidates = [row.fitting(each) for row, each in zip(self.rows, offered, strict=True)]
         plan = self.schedule.plan(candidates, draft_room, wanted)
         sampler = sampler_for(self.rows, self._options, self.target.config.vocab_size)
         draft = self.drafter.draft(contexts, plan, sampler)  # d_1 .. d_k ~ q
@@ -98,7 +96,7 @@ class Batch:
         mx.async_eval(result)
         if plan.idle_next and self.runs_ahead():
             self.target.run_ahead(contexts, token, [left > 0 for left in draft_room])
-        result = self.broadcast(result)  # the only wait for the target
+        result = self.target.broadcast(result)  # the only wait for the target
         self.target.keep(result[:, -2])
         self.drafter.keep(result[:, -2])
         step = Step(plan, draft, offered=candidates)
@@ -146,7 +144,7 @@ class Batch:
         for row in finished:
             self.target.remember(self.rows.index(row), row.tokens)
         if step.plan.learns:
-            step.seconds = float(self.broadcast(step.seconds))
+            step.seconds = float(self.target.broadcast(step.seconds))
             self.schedule.observe(step, [row.stats.tokens for row in finished])
 
     def admit(self, rows: list[Row], new: Sequence[int]) -> None:
@@ -155,7 +153,6 @@ class Batch:
         for b, tokens in zip(new, cached, strict=True):
             rows[b].stats.cached_tokens = tokens
         self.drafter.admit(rows, new)
-        self.target.cache.wait()
 
     def select(self, indices: Sequence[int]) -> None:
         self.rows = [self.rows[b] for b in indices]
@@ -244,9 +241,9 @@ class SpeculativeDecoder:
         lookup = PromptLookup(partial(piece_of, self.tokenizer), copied)
         if self.draft_model is None:
             return lookup
-        broadcast = (self.model.ranks or ALONE).broadcast
-        shared = self.draft_vocabulary, self.prefix_cache
-        model_drafter = ModelDrafter(self.draft_model, self._common_ids, broadcast, *shared)
+        model_drafter = ModelDrafter(
+            self.draft_model, self._common_ids, self.draft_vocabulary, self.prefix_cache
+        )
         return CombinedDrafter(lookup, model_drafter)
 
     def max_batch_size(self, batch_size: int) -> int:
@@ -276,9 +273,10 @@ class SpeculativeDecoder:
             checked, options.source_lang, options.target_lang, options.prompt_template
         )
         tokens = encoded.tokens
+        highest = max(tokens, default=0)
         size = self.model.source_vocab_size
-        if not (checked.is_text or checked.is_chat) and max(tokens) >= size:
-            raise InputError(f"the prompt has the token {max(tokens)}, the model {size} tokens")
+        if highest >= size:
+            raise InputError(f"the prompt has the token {highest}, the model {size} tokens")
         most = config.max_prompt_tokens
         if most is not None and len(tokens) > most:
             raise InputError(f"the prompt has {len(tokens)} tokens; the model reads {most} at most")

@@ -24,7 +24,8 @@ from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder, 
 from demo.pair import demo_model
 from distillation.evaluation import Evaluation, call_times
 from distillation.learning import draft_folder, trained_draft
-from distillation.texts import TrainingText, read_texts, texts_from_audio
+from distillation.sounds import texts_from_audio
+from distillation.texts import TrainingText, read_texts
 from distillation.training import Training, new_draft
 from documents.files import load as load_document
 from documents.translator import Translator
@@ -32,7 +33,7 @@ from families.distilled import save, type_of
 from speculative.timing import CallTimes
 from speech.transcriber import Transcriber, is_speech
 from terminal import cli, flags
-from terminal.models import merge_adapter
+from terminal.models import merge_adapter, note_types
 from terminal.prompt_files import PromptFile, progress
 from text.languages import tag_of
 from text.memory import MemoryFile, Pair, load_memory
@@ -104,7 +105,7 @@ def main() -> None:
         texts = texts_from_audio(transcriber, args.audio, args.batch_size)
     else:
         texts = texts_in_memory(SpeculativeDecoder(model, tokenizer), memory, args)
-    cli.note_types(model)
+    note_types(model)
     if 1 < len(texts) < FEW:
         reporter.note(
             f"only {len(texts)} texts: expect few tokens a call; a thousand or more do far better"

@@ -26,7 +26,14 @@ from speculative.options import DECLARED
 from speech.transcriber import Transcriber, is_speech
 from terminal import cli
 from terminal.flags import MODELS, add_options, add_shared, check_models, options_of
-from terminal.models import Models, distill_while_decoding, merge_adapter, note_alone, open_decoder
+from terminal.models import (
+    Models,
+    distill_while_decoding,
+    merge_adapter,
+    note_alone,
+    note_types,
+    open_decoder,
+)
 
 try:
     import uvicorn
@@ -138,7 +145,7 @@ def speech_transcriber(args, options: Options) -> Transcriber:
     transcriber = Transcriber(args.model, args.draft_model if options.num_draft else None)
     if args.distill is not None and options.num_draft:
         distill_while_decoding(transcriber, args.distill, serves=True)
-    cli.note_types(transcriber.decoder.model, transcriber.decoder.draft_model)
+    note_types(transcriber.decoder.model, transcriber.decoder.draft_model)
     return transcriber
 
 

@@ -23,7 +23,7 @@ from speech.reference import parse
 from speech.transcriber import Transcriber
 from terminal import cli
 from terminal.flags import add_options, add_shared, check_apart, check_models, note_unused
-from terminal.models import distill_while_decoding, merge_adapter, note_learned
+from terminal.models import distill_while_decoding, merge_adapter, note_learned, note_types
 from terminal.transcripts import AudioFiles, transcribe_live
 
 STDIN, MICROPHONE = "-", "microphone"
@@ -163,7 +163,7 @@ def main() -> None:
     transcriber = Transcriber(model, draft_model if options.num_draft and not distills else None)
     if distills:
         distill_while_decoding(transcriber, args.distill)
-    cli.note_types(transcriber.model, transcriber.decoder.draft_model)
+    note_types(transcriber.model, transcriber.decoder.draft_model)
     if args.live:
         transcribe_live(transcriber, *sounds[0], args.device, options, output, args.verbose)
         return

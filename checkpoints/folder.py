@@ -2,14 +2,13 @@
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from checkpoints.safetensors_files import read_safetensors
 from checkpoints.tensors import Tensor
 from checkpoints.torch_files import read_torch
 from common.errors import InputError
-from common.files import states
 
 MODELS = Path("mlx_models")
 WEIGHTS = "weights.npz"
@@ -92,10 +91,21 @@ def open_checkpoint(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
+def states(paths: Iterable[Path]) -> dict[str, list[int]]:
+    """The size in bytes and the time in ns of each file, by its name: others if it is written again."""
+    stats = {path.name: path.stat() for path in paths}
+    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+
+
 def state_of(folder: Path) -> dict[str, list[int]]:
-    """The size and the time, in ns, of each of a checkpoint's files that conversion reads."""
+    """The states of a checkpoint's files that conversion reads."""
     files = folder.glob("*")
     return states(p for p in files if p.name in _SETTINGS or _WEIGHTS.fullmatch(p.name))
+
+
+def stamp(folder: Path) -> str:
+    """Of the files in a folder: another one if some are written again."""
+    return repr(sorted(states(folder.iterdir()).items()))
 
 
 def is_outdated(converted: Path) -> bool:

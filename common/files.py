@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -108,14 +108,3 @@ class Journal:
         if self._is_empty:
             self.remove()
         self._file.close()
-
-
-def states(paths: Iterable[Path]) -> dict[str, list[int]]:
-    """The size in bytes and the time in ns of each file, by its name: others if it is written again."""
-    stats = {path.name: path.stat() for path in paths}
-    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
-
-
-def stamp(folder: Path) -> str:
-    """Of the files in a folder: another one if some are written again."""
-    return repr(sorted(states(folder.iterdir()).items()))

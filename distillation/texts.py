@@ -1,4 +1,4 @@
-"""The texts to learn from: what the model writes for prompts, documents and sounds, and which texts are held out."""
+"""The texts to learn from, and which of them are held out."""
 
 import math
 from collections import defaultdict
@@ -16,10 +16,6 @@ from tokenizers import Tokenizer
 from common.errors import InputError
 from common.reporting import reporter
 from speculative.row import Row
-from speculative.tasks import Task
-from speech import audio
-from speech.options import TranscribeOptions
-from speech.transcriber import Transcriber
 from text.memory import Pair
 from text.text_side import Encoded, TextSide, check_prompt
 
@@ -43,31 +39,6 @@ class TrainingText:
     @property
     def held_out(self) -> bool:
         return crc32(np.array(self.tokens, np.int32).tobytes()) % HELD_OUT == 0
-
-
-def texts_from_audio(
-    transcriber: Transcriber, files: Sequence[str], batch_size: int
-) -> list[TrainingText]:
-    """The texts that a speech model writes for windows of sounds. A sound that cannot be read is left out, with a note."""
-    texts: list[TrainingText] = []
-
-    def add(row: Row) -> None:
-        if not row.options.temp and len(row.generated) > 1:  # no retry, no language to detect
-            texts.append(TrainingText.from_row(row))
-
-    options = TranscribeOptions()
-
-    def read(file: str) -> Task:
-        return (yield from transcriber.task(audio.read(file), options))
-
-    with reporter.bar("transcribing", len(files), "file", 0) as advance:
-        for number, result in transcriber.transcribe_all(
-            map(read, files), options, batch_size, add
-        ):
-            if isinstance(result, InputError):
-                reporter.note(f"{files[number]}: {result}")
-            advance(1)
-    return texts
 
 
 def read_texts(model: Any, tokenizer: Tokenizer, pairs: Iterable[Pair]) -> list[TrainingText]:

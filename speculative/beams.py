@@ -21,7 +21,6 @@ class BeamBatch:
 
     def __init__(self, model: Model, num_beams: int):
         self.target = CachedModel(model)
-        self.broadcast = model.ranks.broadcast if model.ranks else np.array
         self.rows: list[Row] = []
         self._num_beams = num_beams
         self._searches: list[Search] = []  # the rows'
@@ -33,7 +32,7 @@ class BeamBatch:
         logits = self.target([beam.context for beam in beams], nothing.tokens, nothing.lengths)
         best = self.best(logits)
         mx.eval(best)  # the only wait for the target
-        ids, logprobs = map(self.broadcast, best)
+        ids, logprobs = map(self.target.broadcast, best)
         self.target.keep(nothing.lengths)
         N = self._num_beams
         order = np.arange(len(beams))
@@ -72,7 +71,6 @@ class BeamBatch:
             self._searches[b : b + 1] = [Search(self.rows[b], N, self.target.config)]
         prompts = [self.rows[b].prompt for b in new for _ in range(N)]
         self.target.admit(len(self.rows) * N, self._target_rows(new), prompts)
-        self.target.cache.wait()
 
     def select(self, indices: Sequence[int]) -> None:
         self.rows = [self.rows[b] for b in indices]

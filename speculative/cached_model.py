@@ -18,17 +18,16 @@ class CachedModel:
     MAX_MISSING = 8  # tokens: a row that lacks more catches up first
     keeps_states = False  # for a draft model that reads them
 
-    def __init__(
-        self,
-        model: Model,
-        broadcast: Callable[[mx.array], mx.array] = lambda tokens: tokens,
-        prefix_cache: PrefixCache | None = None,
-    ):
-        """broadcast: makes drafted tokens the same for all processes that run the model together.
-        prefix_cache: for a decoder-only model."""
+    def __init__(self, model: Model, prefix_cache: PrefixCache | None = None):
+        """prefix_cache: for a decoder-only model."""
         self.config = model.config
         self.model = model
-        self._broadcast = broadcast
+        # Numbers on the host, and tokens on the device: the same for all processes that run the model together
+        self.broadcast: Callable[[Any], np.ndarray] = np.array
+        self._share: Callable[[mx.array], mx.array] = lambda tokens: tokens
+        if model.ranks:
+            self.broadcast = model.ranks.broadcast
+            self._share = model.ranks.share
         self._full_model: Any = model  # `model` may be narrowed
         self._prefixes = prefix_cache if model.new_cache else None
         self.cache: Any = None
@@ -37,7 +36,7 @@ class CachedModel:
 
     def admit(self, batch_size: int, indices: Sequence[int], prompts: TokenLists) -> list[int]:
         """Read a prompt for the row at each index in a batch of `batch_size`; rows may be replaced or new ones at the end.
-        Return how many tokens of each prompt were in the prefix cache."""
+        Return how many tokens of each prompt were in the prefix cache, when all is read."""
         self._forget_ahead()
         distinct = {tuple(prompt): prompt for prompt in prompts}  # equal prompts are read once
         fresh, reused = self._read(list(distinct.values()))
@@ -60,6 +59,7 @@ class CachedModel:
         else:
             self.resize(batch_size)
             self.cache.replace(indices, fresh)
+        self.cache.wait()
 
     def _read(self, prompts: TokenLists) -> tuple[Any, list[int]]:
         """A cache in which the prompts have been read, and how many tokens of each were known."""
@@ -128,7 +128,7 @@ class CachedModel:
         self._num_read = tokens.shape[1]
         block = mx.array(tokens)
         if drafted.shape[1]:
-            block = mx.concatenate([block, self._broadcast(drafted)], axis=1)
+            block = mx.concatenate([block, self._share(drafted)], axis=1)
             positions = np.concatenate([positions, following(contexts, lengths)], axis=1)
         logits = self.model.decode(block, positions, self.cache)
         return logits[:, max(self._num_read - 1, 0) :]

@@ -66,17 +66,15 @@ class ModelDrafter(Drafter):
         self,
         model: Model,
         vocab_size: int | None = None,
-        broadcast: Callable[[Any], Any] = lambda x: np.array(x),
         vocabulary: DraftVocabulary | None = None,
         prefix_cache: PrefixCache | None = None,
     ):
         """vocab_size: ids from here on are never proposed: the target does not share them.
-        broadcast: copies floats to the host, the same for all processes that run the target together.
         vocabulary: the tokens to score; None: all of them."""
         self._full_model = model
         self._model = CachedModel(model, prefix_cache=prefix_cache)
         self._vocab_size = vocab_size or model.config.vocab_size
-        self._broadcast = broadcast
+        self._broadcast: Callable[[Any], Any] = np.array  # see CachedModel
         self._vocabulary = vocabulary
         self._narrowed: Narrowed | None = None
         # Rows without a prefill so far, with how many tokens that takes
@@ -85,6 +83,7 @@ class ModelDrafter(Drafter):
         self._lengths = np.zeros(0, np.int32)  # [B], of the last draft
 
     def follow(self, target: CachedModel) -> None:
+        self._broadcast = target.broadcast
         if self._full_model.reads_target:
             self._model = DistilledModel(self._full_model, target)
 
@@ -127,7 +126,6 @@ class ModelDrafter(Drafter):
         return offered
 
     def draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
-        plan = plan.only(plan.modelled)
         self._lengths = plan.limits
         if not plan.limits.any():
             return no_draft(len(contexts))
@@ -173,7 +171,6 @@ class ModelDrafter(Drafter):
             for b in new:
                 del self._to_prefill[self._batch[b]]
         self._model.catch_up(contexts)
-        self._model.cache.wait()
         return float(self._broadcast(time.perf_counter() - began))
 
     def keep(self, n: np.ndarray) -> None:
@@ -306,7 +303,7 @@ class CombinedDrafter(Drafter):
         self._modelled = plan.modelled
         modelled = self._modelled
         copies = self._lookup.draft(contexts, plan.only(~modelled), sampler)
-        draft = self._inner.draft(contexts, plan, sampler)
+        draft = self._inner.draft(contexts, plan.only(modelled), sampler)
         if not modelled.any():
             return copies
         lengths = np.where(modelled, draft.lengths, copies.lengths)

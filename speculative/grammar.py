@@ -1,14 +1,16 @@
-"""Texts in a given form: which tokens a grammar allows after a text, and what it forces.
+"""Texts in a given form: which tokens a grammar allows after a text, what it forces, and which drafts fit.
 
 A row has a matcher of its own. Each question brings the whole text, and the matcher goes back to what that shares with
 the last one, so rejected drafts, beams and replaced rows need no book-keeping.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from speculative.draft import FORCED, Candidate
 from speculative.model import common_prefix
 
 LOOKAHEAD = 64  # tokens, at most, that a grammar is asked about at once
@@ -65,3 +67,21 @@ class Matcher:
         new = self._engine.compute_ff_bytes()
         tokens = self._usual(text, new[: 16 * max_tokens])[:max_tokens] if new else []
         return tokens[: self.passing(text, tokens)]
+
+    def fitting(
+        self, text: Sequence[int], candidates: Sequence[Candidate], max_length: int
+    ) -> list[Candidate]:
+        """Candidates to follow a text, as far as they fit, and first of all the tokens that must follow. These cost no model
+        and nearly always pass: the target may only prefer other tokens for the same text."""
+        max_length = min(max_length, LOOKAHEAD)
+        forced = self.forced(text, max_length)
+        fits = []
+        if forced:
+            fits.append(Candidate(FORCED, len(forced), lambda n: forced[:n]))
+        for candidate in candidates:
+            allowed = candidate.max_length
+            if candidate.copy:
+                allowed = self.passing(text, candidate.copy(min(allowed, max_length)))
+            if not candidate.copy or allowed > len(forced):
+                fits.append(replace(candidate, max_length=allowed))
+        return fits

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from common.errors import InputError
+from speculative.draft import Candidate
 from speculative.grammar import Matcher
 from speculative.options import MAX_NUMBER, MAX_TOKENS, Options
 from speculative.processors import Processor, check_tokens, processors_for
@@ -124,6 +125,12 @@ class Row:
     def room(self) -> int:
         """The number of tokens that it may still gain; 0: it is finished."""
         return 0 if self.finish_reason else self.max_tokens - len(self.origins)
+
+    def fitting(self, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        """Candidates for its next tokens, as far as its form allows them, and what that forces."""
+        if not self.grammar or self.finish_reason or self.options.num_draft == 0:
+            return candidates
+        return self.grammar.fitting(self.generated, candidates, self.room - 1)
 
     def commit(self, tokens: Sequence[int], origins: Sequence[str], ends: Container[int]) -> int:
         """Append accepted draft tokens and, at last, the target's own, until one ends the text or the room is full.

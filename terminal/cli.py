@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from common.errors import InputError
 from common.reporting import Advance, reporter
@@ -100,19 +100,6 @@ def number(text: str) -> float:
 def gigabytes(text: str) -> float:
     """The type of a flag that takes GB; in bytes."""
     return number(text) * 1e9
-
-
-def note_types(*models: Any) -> None:
-    """Say on stderr if weights are in 16 bits or quantized and there is no GPU."""
-    import mlx.core as mx
-    import mlx.nn as nn
-    from mlx.utils import tree_flatten
-
-    modules = [model.parameters() for model in models if isinstance(model, nn.Module)]
-    is_narrow = any(x.dtype != mx.float32 for x in dict(tree_flatten(modules)).values())
-    if mx.default_device() == mx.cpu and is_narrow:
-        slower = "half-precision and quantized weights are several times slower than float32"
-        reporter.note(f"without a GPU, {slower}")
 
 
 @contextmanager

@@ -5,17 +5,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from checkpoints.folder import converted_path
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from checkpoints.folder import converted_path, stamp
 from common.errors import InputError
-from common.files import stamp
 from common.reporting import reporter
 from decoder import Options, SpeculativeDecoder, load
 from demo.pair import demo_model
 from distillation.learning import Learner, draft_folder
 from distributed.ranks import ALONE, Ranks
 from families.loading import find
-from speech.transcriber import Transcriber
-from terminal.cli import note_types
 from terminal.flags import read_draft_vocabulary, read_memory
 
 
@@ -85,6 +86,15 @@ def open_decoder(
     return decoder
 
 
+def note_types(*models: Any) -> None:
+    """Say on stderr if weights are in 16 bits or quantized and there is no GPU."""
+    modules = [model.parameters() for model in models if isinstance(model, nn.Module)]
+    is_narrow = any(x.dtype != mx.float32 for x in dict(tree_flatten(modules)).values())
+    if mx.default_device() == mx.cpu and is_narrow:
+        slower = "half-precision and quantized weights are several times slower than float32"
+        reporter.note(f"without a GPU, {slower}")
+
+
 def _note_settings(
     decoder: SpeculativeDecoder, options: Options, verbose: bool, serves: bool
 ) -> None:
@@ -95,10 +105,10 @@ def _note_settings(
         beams = defaults.not_done.get("num_beams")
         can_search = beams and options.num_beams == 1 and not serves
         reporter.note(f"{ignored} (use --num-beams {beams})" if can_search else ignored)
-    applied = defaults.applied(options)
-    if verbose and applied:
-        listed = ", ".join(f"{name}={value}" for name, value in applied.items())
-        reporter.note(f"used from generation_config.json: {listed}")
+    if verbose:
+        listed = ", ".join(f"{name}={value}" for name, value in defaults.applied(options).items())
+        if listed:
+            reporter.note(f"used from generation_config.json: {listed}")
 
 
 def learning_draft(model: Any, name: str | Path, folder: Path, serves: bool = False) -> Any:
@@ -115,8 +125,8 @@ def learning_draft(model: Any, name: str | Path, folder: Path, serves: bool = Fa
         return None
 
 
-def distill_while_decoding(transcriber: Transcriber, folder: Path, serves: bool = False) -> None:
-    """Let a speech model learn a draft model. folder, serves: see `learning_draft`"""
+def distill_while_decoding(transcriber: Any, folder: Path, serves: bool = False) -> None:
+    """Let the model of a speech.transcriber.Transcriber learn a draft model. folder, serves: see `learning_draft`"""
     model = transcriber.model
     draft = learning_draft(model, transcriber.name, folder, serves)
     if draft:

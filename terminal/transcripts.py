@@ -14,8 +14,9 @@ from queue import SimpleQueue
 
 from tqdm import tqdm
 
+from checkpoints.folder import stamp
 from common.errors import InputError
-from common.files import Journal, stamp
+from common.files import Journal
 from common.reporting import reporter
 from families.loading import find
 from speculative.row import Stats

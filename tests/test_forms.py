@@ -9,11 +9,12 @@ from helpers.decoding import drafters, finish, new_driver, new_rows, ragged_prom
 from helpers.laws import LIMIT, TableModel, V, deviation, frequencies, joint_law
 from helpers.scripted import START, agreeing, plain
 
+from speculative.grammar import Matcher
 from speculative.options import Options
 from speculative.sampling import probabilities
 
 
-class Guess:
+class Guess(Matcher):
     """A matcher that forces what the target would write, with errors: as if it could write the same in other tokens."""
 
     def __init__(self, target, prompt, share: float):

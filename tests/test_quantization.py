@@ -19,7 +19,7 @@ from decoder import generate, load
 from families.conversion import convert, converted_size
 from families.t5 import Config
 from model import T5
-from terminal.cli import note_types
+from terminal.models import note_types
 
 # Rows that divide into every group; as many heads as a group has members, as in t5-3b.
 WIDE = dict(d_model=128, d_kv=8, d_ff=256, num_heads=32)
