@@ -23,10 +23,10 @@ from families.causal_check import check_cache
 from families.causal_positions import flatten_rope_keys, max_positions, set_positions
 from families.ram import load_weights
 from families.registry import FAMILIES, architecture_of, check_head, model_type
-from families.translation_prompts import translation_of
 from speculative.model import common_prefix
 from text.generation import GenerationDefaults
 from text.text_side import ChatTemplate, Prompt, TextSide
+from text.translation_prompts import translation_of
 
 
 def runs_in_mlx_lm(config: Mapping) -> bool:

@@ -14,7 +14,7 @@ from serving.engine import START, Progress
 from serving.requests import Chat, Fields
 from serving.transport import RowStep, event_of
 from speculative.row import Row, Stats
-from text.thinking import Thinking
+from text.stream import Thinking
 from text.tokenizer import token_bytes
 
 Piece = Callable[[int, bool], tuple[str, bytes]]

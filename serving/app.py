@@ -33,7 +33,7 @@ from speculative.row import Row
 from speculative.sampling import RowSeeds
 from speech.rules import TASKS
 from speech.transcriber import Transcriber
-from text.thinking import Thinking
+from text.stream import Thinking
 
 _MAX_TAG = 16  # tokens of a think tag and the white space after it
 _PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")

@@ -21,8 +21,8 @@ from serving.transport import RowStep
 from speculative.options import DECLARED, Options
 from speculative.processors import CountPenalty
 from speculative.row import Row, Stats
+from text.stream import Thinking
 from text.text_side import ChatTemplate
-from text.thinking import Thinking
 
 FIELDS = json.loads("""{
     "max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "seed": 3, "stop": ["a", "b"], "logprobs": 2, "num_draft": 3,

@@ -10,8 +10,8 @@ from helpers import causal_folders
 
 from common.errors import InputError
 from decoder import load
+from text.stream import Thinking
 from text.text_side import Prompt
-from text.thinking import Thinking
 
 MARKS = ("<think>", "</think>")
 # As Qwen3's ends; a template such as DeepSeek-R1's begins to think itself.

@@ -12,7 +12,7 @@ from common.errors import InputError, first_line
 from speculative.options import TOKENS
 from text.generation import GenerationDefaults
 from text.languages import Languages, filled, tag_of
-from text.translation_prompt import TranslationPrompt
+from text.translation_prompts import TranslationPrompt
 
 Codes = tuple[str | None, str | None]  # of the source's and the target's language
 
