@@ -118,7 +118,7 @@ def fit_mix(
 
 
 def _layer_input(target: Any, before: Sequence[int], batch: TrainingBatch) -> mx.array:
-    """What the target's layer behind these layers reads of a batch: [B, T, D]."""
+    """The input, for a batch, of the target's layer behind these layers: [B, T, D]."""
     part = copy(target)
     part.decoder = target.decoder.only(before)
     part.decoder.pop("norm", None)

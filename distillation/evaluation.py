@@ -16,7 +16,7 @@ WHOLE_DRAFTS = 4  # batches in which drafts of these lengths are evaluated
 
 
 def call_times(draft: Any, target: Any, prompt: Sequence[int], rows: int = 1) -> CallTimes:
-    """What drafting costs on this machine, for `Evaluation.speedup`."""
+    """The costs of drafting on this machine, for `Evaluation.speedup`."""
     times = CallTimes(target, draft, prompt, (1, *(1 + length for length in LENGTHS)), rows)
     for _ in range(3):
         times.measure()
@@ -35,7 +35,7 @@ class Evaluation:
 
     @classmethod
     def of_accuracy(cls, accuracy: float) -> "Evaluation":
-        """What to expect if each drafted token is right as often as the first."""
+        """The tokens to expect if each drafted token is right as often as the first."""
         per_call = {k: sum(accuracy**i for i in range(k + 1)) for k in LENGTHS}
         return cls(accuracy, per_call, 1.0)
 

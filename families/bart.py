@@ -243,7 +243,7 @@ class Stack(transformer.Stack):
         return self.embedding_norm(x) if c.norm_embedding else x
 
 
-class Model(EncoderDecoder):
+class Bart(EncoderDecoder):
     def __init__(self, config: Config):
         super().__init__()
         c = self.config = config
@@ -298,7 +298,7 @@ class Model(EncoderDecoder):
             logits = mx.where(banned, mx.array(-mx.inf, logits.dtype), logits)
         return logits
 
-    def narrowed(self, ids: mx.array) -> "Model":
+    def narrowed(self, ids: mx.array) -> "Bart":
         narrow = super().narrowed(ids)
         narrow._ids = ids
         if self.config.logits_bias:
@@ -307,4 +307,4 @@ class Model(EncoderDecoder):
         return narrow
 
 
-FAMILY = Family(Config, Model, rename, write_tokenizer, dtype="float16")
+FAMILY = Family(Config, Bart, rename, write_tokenizer, dtype="float16")

@@ -46,7 +46,7 @@ class Call:
         return name, arguments
 
 
-class Writer:
+class AnswerWriter:
     """Writes the bodies of a request's answers. Its rows are its prompts in order, `num_samples` of each."""
 
     def __init__(self, request: Fields, rows: Mapping[Row, Thinking], model: str, piece: Piece):
@@ -174,7 +174,7 @@ class Writer:
         }
 
 
-class ResponseWriter(Writer):
+class ResponseWriter(AnswerWriter):
     """Writes the answer of /v1/responses, of one row: a message, after the reasoning of a model that thinks, or a call."""
 
     def __init__(self, *arguments: Any):

@@ -19,7 +19,7 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoder import Content
-from serving.answers import ResponseWriter, Writer, pieces
+from serving.answers import AnswerWriter, ResponseWriter, pieces
 from serving.audio import Speech
 from serving.bodies import parse
 from serving.engine import Engine
@@ -142,7 +142,7 @@ class Api:
             ends = {step.row: step.now async for step in steps}
             return JSONResponse(writer.whole(ends))
 
-    def _writer(self, request: Completion | Chat) -> Writer:
+    def _writer(self, request: Completion | Chat) -> AnswerWriter:
         """The writer of a request's answer. Raises InputError for what the model cannot take."""
         decoder = self.engine.decoder
         options = decoder.seeded(request.options(self.engine.options, self.limits.answer_tokens))
@@ -154,7 +154,7 @@ class Api:
         seeds = RowSeeds(options.seed)
         limit = self.limits.prompt_tokens
         rows = [row for prompt in prompts for row in decoder.rows(prompt, options, seeds, limit)]
-        kind = ResponseWriter if isinstance(request, ResponseRequest) else Writer
+        kind = ResponseWriter if isinstance(request, ResponseRequest) else AnswerWriter
         thinking = {row: self._thinking(request, row) for row in rows}
         return kind(request, thinking, self.gate.name, self._piece)
 

@@ -93,7 +93,7 @@ class Speech:
         self._places, self._reading = Semaphore(self.engine.batch_size), CapacityLimiter(1)
 
     def admit(self, request: HTTPConnection, key: str = "") -> Transcriber:
-        """Who transcribes for a request. Errors: as the gate's, and InputError without a transcriber."""
+        """The transcriber of a request. Errors: as the gate's, and InputError without a transcriber."""
         self.gate.authorize(request, key=key)
         self.gate.check_origin(request)
         if self.transcriber is None:

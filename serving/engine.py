@@ -43,7 +43,7 @@ FAILURES: dict[str | None, Callable[[], Exception]] = {  # of finish reasons
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a row is. Do not read its tokens beyond `tokens` yet."""
+    """A row's progress. Do not read its tokens beyond `tokens` yet."""
 
     tokens: int = 0
     finish_reason: str | None = None

@@ -31,7 +31,7 @@ _BUFFER = "input_audio_buffer"
 _TRANSCRIPTION = "conversation.item.input_audio_transcription"
 
 
-class _Format(BaseModel):
+class _SoundFormat(BaseModel):
     type: Literal["audio/pcm", "audio/pcmu"] = "audio/pcm"
     rate: Annotated[int, Field(ge=8_000, le=96_000)] = 24_000  # of PCM; mu-law has 8,000
 
@@ -66,9 +66,11 @@ class _Turns(BaseModel):
 
 
 class _Input(BaseModel):
-    """How sound comes and becomes items. Other fields have no effect."""
+    """The settings of incoming sound, and of its items. Other fields have no effect."""
 
-    format: Annotated[_Format, BeforeValidator(lambda form: _BETA.get(str(form), form))] = _Format()
+    format: Annotated[_SoundFormat, BeforeValidator(lambda form: _BETA.get(str(form), form))] = (
+        _SoundFormat()
+    )
     transcription: _Model = _Model()
     turn_detection: _Turns | None = _Turns()
 

@@ -49,7 +49,7 @@ class _ToolCall(Object):
     function: Annotated[dict[str, Any], BeforeValidator(_parsed)]
 
 
-class _Message(Object):
+class _ChatMessage(Object):
     """A message. Its other fields are for the chat template."""
 
     model_config = ConfigDict(extra="allow")
@@ -95,7 +95,7 @@ class _Schema(Object):
     fields: dict[str, Any] | None = Field(None, alias="schema")
 
 
-class _Format(_Schema):
+class _ResponseFormat(_Schema):
     """OpenAI's response_format; the schema may also be beside the type, as llama.cpp has it."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -133,7 +133,7 @@ class Fields(Object):
     stream_options: dict[Literal["include_usage", "include_obfuscation"], bool | None] = Field({})
     origins: bool = False
     prediction: _Prediction | None = None
-    response_format: _Format | None = None
+    response_format: _ResponseFormat | None = None
     structured_outputs: _Form = _Form.model_validate({})
     presence_penalty: _Penalty = 0.0
     frequency_penalty: _Penalty = 0.0
@@ -219,7 +219,7 @@ def _schema_of_call(tools: Sequence[_Tool]) -> dict[str, Any]:
 
 
 class Chat(Fields):
-    messages: Annotated[list[_Message], Field(min_length=1)]
+    messages: Annotated[list[_ChatMessage], Field(min_length=1)]
     logprobs: bool = False
     top_logprobs: Any = 0
     max_completion_tokens: Any = None
@@ -277,7 +277,7 @@ class Chat(Fields):
 
 
 class _Text(Object):
-    format: _Format | None = None
+    format: _ResponseFormat | None = None
     verbosity: Literal["medium"] = "medium"
 
 
@@ -304,7 +304,7 @@ class ResponseRequest(Chat):
     """A request of OpenAI's newer protocol, in its simple form: a chat under other names."""
 
     messages: Annotated[
-        list[_Message], Field(alias="input", min_length=1), BeforeValidator(_as_messages)
+        list[_ChatMessage], Field(alias="input", min_length=1), BeforeValidator(_as_messages)
     ]
     max_completion_tokens: Any = Field(None, alias="max_output_tokens")
     instructions: str | None = None
@@ -317,7 +317,7 @@ class ResponseRequest(Chat):
     @model_validator(mode="after")
     def _under_the_names_of_chats(self) -> "ResponseRequest":
         if self.instructions:
-            self.messages.insert(0, _Message(role="system", content=self.instructions))
+            self.messages.insert(0, _ChatMessage(role="system", content=self.instructions))
         self.response_format = self.text.format
         self.reasoning_effort = self.reasoning.get("effort")
         return self

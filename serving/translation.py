@@ -28,7 +28,7 @@ from serving.bodies import Object, read_json, validated
 from serving.engine import Engine, Refused
 from serving.gate import Gate, Limits
 from serving.transport import BODY_SECONDS, MAX_BODY, RowStep, form_of, read_body, working
-from text.languages import Detector, short, tag_of
+from text.languages import LanguageDetector, short, tag_of
 
 # LibreTranslate's languages, for a model that may know any
 _COMMON = (
@@ -100,7 +100,7 @@ class Translations:
         self.sources = [_shown(languages.reads)] if languages and languages.reads else self.targets
         is_told = not languages or languages.reads or "source" in languages.source
         self._is_told_source = is_told or text.translation is not None
-        self._detector = Detector(self.sources)
+        self._detector = LanguageDetector(self.sources)
         codes = (*self.sources, *self.targets)
         self.names = {code: Language.get(code).display_name() for code in codes}
         # One document is read at a time, and few are translated.

@@ -138,7 +138,7 @@ def _detected(code: str, certainty: float) -> dict[str, Any]:
 async def _events(
     steps: AsyncIterator[Step], answer: Callable[..., dict[str, Any]]
 ) -> AsyncIterator[str]:
-    """What each sentence has gained, and at last the whole answer."""
+    """The tokens that each sentence gains, and at last the whole answer."""
     numbers = dict[Row, int]()
     async for step in steps:
         if not isinstance(step, RowStep):

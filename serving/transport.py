@@ -30,7 +30,7 @@ _LIBRETRANSLATE = "translate translate_file download_file detect languages front
 
 
 class RowStep(NamedTuple):
-    """What a row has gained."""
+    """A row's progress in a step."""
 
     row: Row
     before: Progress
@@ -41,7 +41,7 @@ class RowStep(NamedTuple):
         return slice(self.before.tokens, self.now.tokens)
 
     def drafts(self) -> dict[str, Any]:
-        """Where the new tokens come from, and the counts so far."""
+        """The origins of the new tokens, and the counts so far."""
         pairs = zip(self.row.texts[self.new], self.row.origins[self.new], strict=True)
         counts = {"tokens": self.now.stats.tokens, **self.now.stats.drafting}
         return {"origins": [list(pair) for pair in pairs], "stats": counts}

@@ -65,7 +65,7 @@ def cues(words: Sequence[Word], layout: Layout, end: float) -> Iterator[Cue]:
 
 
 def _strength(word: Word, after: float) -> float:
-    """How well a cue may end behind a word, from 0 to 3. after: when the next word begins"""
+    """Rate, from 0 to 3, a cue's end behind a word. after: when the next word begins"""
     clause = float(_CLAUSE.search(word.word) is not None)
     marked = _MOST if _SENTENCE.search(word.word) else clause
     return max(marked, min(_MOST, 4 * (after - word.end)))
@@ -76,7 +76,7 @@ def _seconds(size: int, layout: Layout) -> float:
 
 
 def _end(start: float, end: float, size: int, after: float, layout: Layout) -> float:
-    """When a cue ends that is spoken from `start` to `end`, if the next begins at `after`."""
+    """The end of a cue that is spoken from `start` to `end`, if the next begins at `after`."""
     wanted = min(max(end, start + _seconds(size, layout)), start + layout.max_cue_seconds)
     return max(min(wanted, after - layout.cue_gap), (start + min(end, after)) / 2)
 
@@ -150,7 +150,7 @@ FORMATS: dict[str, Callable[[Transcript, Layout], str]] = {
 
 @dataclass(frozen=True)
 class Output:
-    """Where transcripts go, and in which format."""
+    """The folder and format of transcripts."""
 
     format: str  # one of FORMATS, or all
     folder: Path | None  # None: they are printed
@@ -203,7 +203,7 @@ class Output:
         hidden(self.base(name), "journal").unlink(missing_ok=True)
 
     def text(self, transcript: Transcript, title: str | None) -> str:
-        """What is printed of a transcript at its end, with a title if it is one of several."""
+        """The text to print of a transcript at its end, with a title if it is one of several."""
         if self.streamed or self.folder:
             return ""
         text = FORMATS[self.format](transcript, self.layout)

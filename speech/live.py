@@ -28,7 +28,7 @@ _TOGETHER = 30 * RATE  # samples to take together, if they are there
 
 @dataclass(frozen=True)
 class Heard:
-    """What was heard of an utterance, which lasts from pause to pause. Times are seconds since the sound began."""
+    """The text of an utterance, which lasts from pause to pause. Times are seconds since the sound began."""
 
     start: float
     text: str = ""  # words that have become final

@@ -129,7 +129,7 @@ class TranscribeOptions:
 
 @dataclass(frozen=True)
 class Layout:
-    """How subtitles are broken into cues and lines, by words' times: the numbers are Netflix's and Subtitle Edit's."""
+    """Rules for breaking subtitles into cues and lines, by words' times: the numbers are Netflix's and Subtitle Edit's."""
 
     max_line_width: int | None = _size(
         "characters of a line of subtitles", "any; with --subtitles 42"

@@ -59,7 +59,7 @@ class Reference:
         self._position = self._after(text)
 
     def draft(self, seconds: float, rest: list[int]) -> list[int]:
-        """What a window's text may be. seconds: when the window begins; rest: the beginning, if it is known"""
+        """The likely text of a window. seconds: when the window begins; rest: the beginning, if it is known"""
         position = self._after(rest)
         tokens = list(rest)
         before = 0  # tokens in the parts before

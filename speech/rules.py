@@ -114,7 +114,7 @@ class Special:
         return token < self.end or token in self.added
 
     def text_mask(self, size: int) -> mx.array:
-        """Which of the ids below `size` are text: [size]."""
+        """Whether each of the ids below `size` is text: [size]."""
         ids = np.arange(size)
         return mx.array((ids < self.end) | np.isin(ids, self.added))
 

@@ -1,4 +1,4 @@
-"""What becomes of a sound: windows, segments of their texts with times, words with theirs, and a transcript."""
+"""The parts of a transcribed sound: windows, segments of their texts with times, words with theirs, and a transcript."""
 
 import math
 from dataclasses import asdict, dataclass, field

@@ -1,4 +1,4 @@
-"""Where transcribed frames lie in a sound, and times that are true: in order, and none across silence that was left out."""
+"""The times of transcribed frames in a sound, and times that are true: in order, and none across silence that was left out."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -53,7 +53,7 @@ class Timeline:
         return self._piece(segment.start) < self._piece(segment.end, True)
 
     def _piece(self, time: float, is_end: bool = False) -> int:
-        """How many cuts are before what begins, or ends, at a time."""
+        """The number of cuts before what begins, or ends, at a time."""
         return int(np.searchsorted(self._cuts, round(time * FRAMES) + (not is_end)))
 
     def place(

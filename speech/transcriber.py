@@ -133,7 +133,7 @@ class Transcriber:
         options: TranscribeOptions,
         on_window: OnWindow = lambda *_: None,
     ) -> Task:
-        """What transcribes a sound, for `transcribe_all`. Arguments: as for `Sound`."""
+        """A task that transcribes a sound, for `transcribe_all`. Arguments: as for `Sound`."""
         pipeline = self._pipeline(options, leaves_rest=not options.batched)
         return Sound(pipeline, samples, on_window).steps()
 

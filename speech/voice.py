@@ -48,7 +48,7 @@ class Detector:
         self._state = np.zeros((2, 128), np.float32)
 
     def hear(self, samples: np.ndarray, is_end: bool = False) -> np.ndarray:
-        """How probable speech is in each further frame: [frames]. samples: mono, in [-1, 1], at RATE; is_end: silence follows"""
+        """The probability of speech in each further frame: [frames]. samples: mono, in [-1, 1], at RATE; is_end: silence follows"""
         samples = np.append(self._rest, samples)
         if is_end:
             samples = np.pad(samples, (0, -(len(samples) - _CONTEXT) % _CHUNK))
@@ -63,7 +63,7 @@ class Detector:
         return chances
 
     def _chances(self, seen: np.ndarray) -> np.ndarray:
-        """How probable speech is in each chunk: [chunks]. seen: with its context, [chunks, 576]"""
+        """The probability of speech in each chunk: [chunks]. seen: with its context, [chunks, 576]"""
         w = _weights()
         padded = np.pad(seen, [(0, 0), (0, _CONTEXT)], "reflect")
         basis = w["stft.weight"][:, 0].T
@@ -86,7 +86,7 @@ class Detector:
 
 
 def _blocks(samples: np.ndarray) -> Iterator[np.ndarray]:
-    """How probable speech is in the frames of a whole sound, block by block."""
+    """The probability of speech in the frames of a whole sound, block by block."""
     detector = Detector()
     for start in range(0, len(samples), _BLOCK):
         end = start + _BLOCK
@@ -94,7 +94,7 @@ def _blocks(samples: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def probabilities(samples: np.ndarray) -> np.ndarray:
-    """How probable speech is in each frame: [frames]. samples: mono, in [-1, 1], at RATE."""
+    """The probability of speech in each frame: [frames]. samples: mono, in [-1, 1], at RATE."""
     chances = np.concatenate([np.zeros(0, np.float32), *_blocks(samples)])
     return chances[: len(samples) // HOP]
 
@@ -106,7 +106,7 @@ def first_speech(samples: np.ndarray) -> int:
 
 
 def with_speech(chances: np.ndarray) -> np.ndarray:
-    """Which frames to transcribe, [frames] boolean: speech, what is near it, and short silence."""
+    """The frames to transcribe, [frames] boolean: speech, what is near it, and short silence."""
     transcribed = np.zeros(len(chances), bool)
     for start, end in stretches(chances >= PAUSE_CHANCE):
         if chances[start:end].max() >= _SPEECH:
@@ -131,7 +131,7 @@ def last_pause(chances: np.ndarray) -> int:
 
 @dataclass(frozen=True)
 class Utterance:
-    """What somebody says from one pause to the next, in frames."""
+    """Speech from one pause to the next, in frames."""
 
     begin: int
     voiced: int  # where the last word ends

@@ -1,4 +1,4 @@
-"""When each word is spoken: what the alignment heads attend to while the target reads the finished text, and dynamic
+"""Word times: what the alignment heads attend to while the target reads the finished text, and dynamic
 time warping (Sakoe and Chiba 1978). All of it as in OpenAI's whisper/timing.py, whose constants these are."""
 
 import string
@@ -71,7 +71,7 @@ def _median_filtered(x: mx.array) -> mx.array:
 
 
 def first_columns(gain: np.ndarray) -> np.ndarray:
-    """Where each row of a matrix [N, M] begins on the path from its first to its last corner, down, right or both in
+    """The column at which each row of a matrix [N, M] begins on the path from its first to its last corner, down, right or both in
     each step, along which the sum is greatest: [N]. Between equal sums, OpenAI's path, which goes right."""
     N, M = gain.shape
     cost = np.full((N + M + 1, N + 1), np.inf)  # of the path to (i, j), at [i + j, i]

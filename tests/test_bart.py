@@ -18,7 +18,7 @@ from transformers import GenerationConfig
 
 from common.errors import InputError
 from decoder import Batch
-from families.bart import Config, Model
+from families.bart import Bart, Config
 from speculative.cache import MASKED
 from speculative.drafting import Drafter, ModelDrafter
 from speculative.driver import Driver, Waiting
@@ -136,7 +136,7 @@ def test_texts_under_a_checkpoints_own_settings(tmp_path, name):
 def test_texts_end_where_the_positions_do_and_drafts_where_the_draft_models_do(bart):
     _, model = bart
     model.config = dataclasses.replace(model.config, eos_token_ids=(3,))
-    short = Model(dataclasses.replace(model.config, max_positions=20))
+    short = Bart(dataclasses.replace(model.config, max_positions=20))
     weights = dict(flat_weights(model))
     for name in ("encoder", "decoder"):
         weights[f"{name}.positions.weight"] = weights[f"{name}.positions.weight"][:22]

@@ -13,7 +13,7 @@ from helpers.texts import encoded
 
 from common.errors import InputError
 from decoder import Options, SpeculativeDecoder
-from families.bart import FAMILY, Config, Model
+from families.bart import FAMILY, Bart, Config
 from families.conversion import convert
 from families.loading import load
 from text.stream import TextStream
@@ -60,7 +60,7 @@ def test_unknown_tensors_are_named_and_unknown_configs_refused():
         (dict(pad_token_id=61), "pad_token_id is 61, but vocab_size is only 61"),
     ):
         with pytest.raises(InputError, match=message):
-            Model(Config.from_hub(raw | change, None))
+            Bart(Config.from_hub(raw | change, None))
     with pytest.raises(InputError, match="has no encoder_ffn_dim: not a BART-type model"):
         Config.from_hub({k: v for k, v in raw.items() if k != "encoder_ffn_dim"}, None)
 
@@ -81,7 +81,7 @@ def test_unknown_tensors_are_named_and_unknown_configs_refused():
 )
 def test_rows_begin_as_in_transformers(tmp_path, name, changes, prefix):
     raw = VARIANTS[name] | changes
-    assert Model(Config.from_hub(raw, None)).prefix([7]) == prefix
+    assert Bart(Config.from_hub(raw, None)).prefix([7]) == prefix
     reference = bart_checkpoints.torch_model(raw)
     checkpoints.save(tmp_path, raw, bart_checkpoints.state_dict(reference))
     reference = type(reference).from_pretrained(tmp_path)

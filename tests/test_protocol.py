@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.errors import InputError
-from serving.answers import Call, Writer
+from serving.answers import AnswerWriter, Call
 from serving.bodies import parse
 from serving.engine import START, Progress
 from serving.fields import IGNORED, NEUTRAL, SERVER_WIDE
@@ -373,10 +373,10 @@ def rows(count: int, **options) -> list[Row]:
     return made
 
 
-def writer(fields, of_rows, kind=Completion) -> Writer:
+def writer(fields, of_rows, kind=Completion) -> AnswerWriter:
     thinking = {row: Thinking(None) for row in of_rows}
     request = parsed(fields, kind)
-    return Writer(request, thinking, "model", lambda token, first: (f"t{token}", b"x"))
+    return AnswerWriter(request, thinking, "model", lambda token, first: (f"t{token}", b"x"))
 
 
 HALF = Progress(1, None, Stats(tokens=1))

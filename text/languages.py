@@ -189,7 +189,7 @@ def filled(layout: Sequence[int | str], parts: Mapping[str, list[int]]) -> list[
     return [] if None in tokens else [token for some in tokens for token in some or ()]
 
 
-class Detector:
+class LanguageDetector:
     """Tells the languages of texts apart, by py3langid (langid.py, Lui and Baldwin 2012), where that is installed."""
 
     def __init__(self, codes: Iterable[str]):

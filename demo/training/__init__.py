@@ -1,1 +1,1 @@
-"""How the embedded pairs were made: their tasks, and what trained them. The product does without."""
+"""The making of the embedded pairs: their tasks, and their training. The product does without."""

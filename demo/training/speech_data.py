@@ -222,7 +222,7 @@ def _bare(word: str) -> str:
 
 @dataclass
 class Segment:
-    """What is heard of an utterance in a window; frames are the window's."""
+    """The part of an utterance in a window; frames are the window's."""
 
     utterance: Utterance
     begin: int  # may lie before the window

@@ -113,7 +113,7 @@ Said = list[tuple[int, tuple[int, int]]]  # tokens, and the positions [begin, en
 
 
 def said_in(text: Text, segments: list[data.Segment], timestamps: bool) -> Said:
-    """What is to be said of a window, as in Whisper's training: of a last segment that is cut off by
+    """The text to learn for a window, as in Whisper's training: of a last segment that is cut off by
     the window's end only its start, but where it is the only one the words that are whole."""
     said: Said = []
 
@@ -228,7 +228,7 @@ def new_model(role: str) -> Any:
 
 
 def ends() -> dict[str, Any]:
-    """What config.json and generation_config.json both say."""
+    """The settings that config.json and generation_config.json share."""
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     suppressed = [Text().tokenizer.token_to_id("Ġ"), END]
     return dict.fromkeys(names, END) | dict(

@@ -1,4 +1,4 @@
-"""Which of mlx-lm's models work here, tried one by one on small random weights: docs/mlx_lm_models.md.
+"""Those of mlx-lm's models that work here, tried one by one on small random weights: docs/mlx_lm_models.md.
 
     python -m docs.tools.compatibility > docs/mlx_lm_models.md
 

@@ -1,4 +1,4 @@
-"""Which pairs run on which Mac: the table in docs/models.md, computed from the checkpoints' configs.
+"""The smallest Mac for each pair: the table in docs/models.md, computed from the checkpoints' configs.
 
 python -m docs.tools.memory_table
 """

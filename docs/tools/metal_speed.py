@@ -1,4 +1,4 @@
-"""What drafts would gain on Apple's chips: the table in docs/distilling.md, computed from published costs, not measured.
+"""The gain from drafts on Apple's chips: the table in docs/distilling.md, computed from published costs, not measured.
 
 python -m docs.tools.metal_speed
 """
