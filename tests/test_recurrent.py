@@ -170,5 +170,5 @@ def test_beams_need_rows_side_by_side():
     model = CausalModel(build("rwkv7"))
     decoder = SpeculativeDecoder(model, byte_tokenizer())
     with pytest.raises(InputError, match="one row at a time"):
-        list(decoder.stream_generate("x", num_beams=2))
+        list(decoder.stream_generate([5], num_beams=2))
     assert decoder.max_batch_size(8) == 1
