@@ -1,6 +1,7 @@
 """A draft model that makes itself while the work runs: it learns from finished texts, where the work that is left pays for it.
 Online speculative decoding (Liu et al. 2023, arXiv 2310.07177) and Aurora (2026, arXiv 2602.06932) do so on servers."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -24,14 +25,15 @@ from speculative.row import Row, Stats
 from speculative.timing import CallTimes
 
 FIRST = 64  # texts to learn from at first; then again whenever they have doubled
-MANY = 3  # times as much work must be left before it is tried what training takes
 MAX_TEXTS = 4096  # the latest, to learn from
 EPOCHS = 10
 MAX_STEPS = 400
 TRIED = 3  # steps after which the seconds of training are known
 DEEPER = 2.5  # how much longer its later steps take
-EXPECTED = 0.5  # accuracy of a first draft model
-FALLING = 0.75  # what is left of its errors once the texts have doubled
+FIRST_ERRORS = (
+    0.5  # share of tokens that a draft model from the first texts is expected to draft wrong
+)
+FALLING = 0.75  # share of these errors that is left once the texts have doubled
 WORSE = 0.7  # of the tokens a call: the texts are of another kind
 SERVER_BATCH = 4  # texts of a step
 SLICE_SECONDS = 0.3  # of training at a time, in a server
@@ -161,7 +163,7 @@ class Learner:
         """Train on these texts, piece by piece, unless it does not pay."""
         self._next_look = 2 * len(texts)
         left = self._done if self.total is None else self.total - self._done
-        if self.total is not None and not self._times and left < MANY * self._done:
+        if self.total is not None and not self._step_seconds and left < self._done:
             return
         accuracy = 0.0
         if self.version and not self._serves:
@@ -176,13 +178,7 @@ class Learner:
             self._target, draft, texts, steps=steps, batch=self._batch, on_best=take
         )
         pieces = training.pieces()
-        while not (self._serves or self._times):
-            began = time.perf_counter()
-            next(pieces)
-            self._step_seconds = time.perf_counter() - began
-            if training.steps_done == TRIED:
-                self._times = call_times(draft, self._target, texts[0].prompt, self._rows)
-        if not (self._serves or self._pays(left, steps, accuracy)):
+        if not (self._serves or self._pays(training, pieces, left, accuracy)):
             return
         for _ in pieces:
             yield
@@ -190,15 +186,34 @@ class Learner:
         learned = f"learned from {len(texts)} texts in {training.seconds:.0f} s"
         reporter.note(f"draft model: {learned}; {training.best}")
 
-    def _pays(self, left: float, steps: int, accuracy: float) -> bool:
-        """Whether what is left, as `total` counts it, pays for training from this accuracy to what may come of it."""
-        assert self._times
+    def _pays(
+        self, training: Training, pieces: Iterator[Any], left: float, accuracy: float
+    ) -> bool:
+        """Whether what is left, as `total` counts it, pays for training. accuracy: of the draft model, 0: untrained"""
+        texts = training.texts
+        if not self._times:
+            self._times = call_times(training.draft, self._target, texts[0].prompt, self._rows)
         since, done = self._since
         seconds = left * (time.perf_counter() - since) / max(1, self._done - done)
-        expected = max(EXPECTED, 1 - FALLING * (1 - accuracy))
+        errors = FALLING * (1 - accuracy)
+        if not accuracy:
+            errors = FIRST_ERRORS * FALLING ** math.log2(len(texts) / FIRST)
         before = Evaluation.of_accuracy(accuracy).speedup(self._times)
-        after = Evaluation.of_accuracy(expected).speedup(self._times)
-        return seconds * (1 - before / after) > steps * DEEPER * self._step_seconds
+        after = Evaluation.of_accuracy(1 - errors).speedup(self._times)
+        saved = seconds * (1 - before / after)
+        # A step's seconds are not known, or from the last time: it is tried only if they would pay.
+        if saved <= self._steps_seconds(training):
+            return False
+        while training.steps_done < TRIED:
+            began = time.perf_counter()
+            next(pieces)
+            self._step_seconds = time.perf_counter() - began
+        return saved > self._steps_seconds(training)
+
+    def _steps_seconds(self, training: Training) -> float:
+        """All of its steps'."""
+        assert training.steps
+        return training.steps * DEEPER * self._step_seconds
 
     def _take(self, draft: Any, accuracy: float) -> None:
         """Save a better draft model, and decode with it."""
