@@ -34,7 +34,8 @@ FIRST_ERRORS = (
     0.5  # share of tokens that a draft model from the first texts is expected to draft wrong
 )
 FALLING = 0.75  # share of these errors that is left once the texts have doubled
-WORSE = 0.7  # of the tokens a call: the texts are of another kind
+DRAFTS = 256  # the latest, whose accuracy is compared with the best so far
+WORSE = 0.7  # of that accuracy: the texts are of another kind
 SERVER_BATCH = 4  # texts of a step
 SLICE_SECONDS = 0.3  # of training at a time, in a server
 MAX_SLOW = 3  # pieces in a row that take longer: a single one may be chance
@@ -75,8 +76,8 @@ class Learner:
         self._promised = read_json(folder / "config.json").get("accuracy") if trained else None
         self._texts: list[TrainingText] = []
         self._next_look = FIRST  # texts
-        self._recent = deque[Stats](maxlen=FIRST)
-        self._best_rate = 0.0  # tokens a call
+        self._outcomes = deque[tuple[int, int]](maxlen=DRAFTS)
+        self._best_accuracy = 0.0  # of that many drafts
         self._before = Stats()  # of texts without a trained draft model
         self._after = Stats()  # with one
         self._rows = 1  # that are decoded together
@@ -105,16 +106,21 @@ class Learner:
             self._before += row.stats
             return
         self._after += row.stats
-        self._recent.append(row.stats)
-        if len(self._recent) < FIRST:
+        if len(self._outcomes) < DRAFTS:
             return
-        rate = sum(self._recent, Stats()).tokens_per_call
-        self._best_rate = max(self._best_rate, rate)
-        if rate < WORSE * self._best_rate:  # texts of another kind: begin anew with these
+        right = sum(accepted for accepted, _ in self._outcomes)
+        wrong = sum(accepted < length for accepted, length in self._outcomes)
+        accuracy = right / (right + wrong)
+        self._best_accuracy = max(self._best_accuracy, accuracy)
+        if accuracy < WORSE * self._best_accuracy:  # texts of another kind: begin anew with these
             del self._texts[:-FIRST]
             self._next_look = FIRST
-            self._best_rate = 0.0
-            self._recent.clear()
+            self._best_accuracy = 0.0
+            self._outcomes.clear()
+
+    def observe(self, accepted: int, length: int) -> None:
+        """Take what came of a draft of so many tokens."""
+        self._outcomes.append((accepted, length))
 
     def train(self, rows: int) -> None:
         """Between the steps, of so many rows, of work that ends: train if it is time to look whether that pays, and it does."""

@@ -72,6 +72,7 @@ class ModelDrafter(Drafter):
         """vocab_size: ids from here on are never proposed: the target does not share them.
         vocabulary: the tokens to score; None: all of them."""
         self._full_model = model
+        self._learner = model.learner
         self._model = CachedModel(model, prefix_cache=prefix_cache)
         self._vocab_size = vocab_size or model.config.vocab_size
         self._broadcast: Callable[[Any], Any] = np.array  # see CachedModel
@@ -108,11 +109,10 @@ class ModelDrafter(Drafter):
     def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
         config = self._model.config
         drafter = "narrowed" if self._narrowed else "model"
-        learner = self._full_model.learner
-        if learner and not learner.version:
+        if self._learner and not self._learner.version:
             return [[] for _ in contexts]
-        if learner:  # the schedule judges a better version anew
-            drafter += f" {learner.version}"
+        if self._learner:  # the schedule judges a better version anew
+            drafter += f" {self._learner.version}"
         offered: list[list[Candidate]] = []
         missing = self._model.missing(contexts)
         missing[missing <= self._model.MAX_MISSING] = 0
@@ -182,9 +182,11 @@ class ModelDrafter(Drafter):
             if length:
                 outcome = "whole" if accepted == length else "part"
                 self._last_outcome[row] = outcome if accepted else "none"
+                if self._learner:
+                    self._learner.observe(int(accepted), int(length))
 
     def learn(self, done: Sequence[Row]) -> None:
-        learner = self._full_model.learner
+        learner = self._learner
         for row in done:
             b = self._batch.index(row)
             if not self._to_prefill.pop(row, 0):

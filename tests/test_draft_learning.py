@@ -7,6 +7,7 @@ import pytest
 from decoder import SpeculativeDecoder, load
 from distillation import learning
 from distillation.learning import Learner
+from speculative.drafting import ModelDrafter
 
 PROMPTS = [f"translate number to German: {n}" for n in range(1000, 60_000, 997)]
 
@@ -71,6 +72,23 @@ def test_a_server_trains_in_pieces_while_it_is_idle(decoder, eager, tmp_path, mo
     while learner.idle():
         pass
     assert learner._stopped
+
+
+def test_only_drafts_that_fail_are_a_change_of_kind(decoder, tmp_path, monkeypatch):
+    monkeypatch.setattr(learning, "FIRST", 8)
+    monkeypatch.setattr(learning, "DRAFTS", 40)
+    learned, learner = learns(decoder.model, decoder.tokenizer, tmp_path / "draft")
+    learner._next_look = 1000
+    learner.version = 1
+
+    for _ in range(learning.DRAFTS):
+        learner.observe(3, 3)
+    with monkeypatch.context() as patch:  # the schedule drafts nothing
+        patch.setattr(ModelDrafter, "candidates", lambda self, contexts: [[] for _ in contexts])
+        learned.batch_generate(PROMPTS[:16], max_tokens=24, num_draft=3)
+    assert len(learner._texts) == 16
+    learned.batch_generate(PROMPTS[:16], max_tokens=24, num_draft=3)  # by an untrained draft model
+    assert len(learner._texts) < 16
 
 
 def test_what_the_target_saw_is_what_it_sees(decoder, eager, tmp_path):
