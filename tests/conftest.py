@@ -43,6 +43,16 @@ def cpu():
     mx.set_default_device(device)
 
 
+@pytest.fixture
+def uncompiled():
+    """For tests that only open mlx-lm's models: on a processor MLX compiles their functions with g++, a second each."""
+    import mlx.core as mx
+
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
 @pytest.fixture(scope="session")
 def demo_folders(tmp_path_factory) -> Path:
     """A folder that holds mlx_models/demo-target and mlx_models/demo-draft."""

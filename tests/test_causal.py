@@ -142,6 +142,7 @@ def test_what_would_be_wrong_is_refused_by_name(name, why):
         CausalModel(build(name))
 
 
+@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize(("name", "batches"), working().items())
 def test_every_model_on_the_page_loads(name, batches):
     assert (CausalModel(build(name)).max_rows is None) == batches
