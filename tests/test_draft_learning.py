@@ -80,7 +80,6 @@ def test_only_drafts_that_fail_are_a_change_of_kind(decoder, tmp_path, monkeypat
     learned, learner = learns(decoder.model, decoder.tokenizer, tmp_path / "draft")
     learner._next_look = 1000
     learner.version = 1
-
     for _ in range(learning.DRAFTS):
         learner.observe(3, 3)
     with monkeypatch.context() as patch:  # the schedule drafts nothing
@@ -88,7 +87,7 @@ def test_only_drafts_that_fail_are_a_change_of_kind(decoder, tmp_path, monkeypat
         learned.batch_generate(PROMPTS[:16], max_tokens=24, num_draft=3)
     assert len(learner._texts) == 16
     learned.batch_generate(PROMPTS[:16], max_tokens=24, num_draft=3)  # by an untrained draft model
-    assert len(learner._texts) < 16
+    assert len(learner._texts) < 32
 
 
 def test_what_the_target_saw_is_what_it_sees(decoder, eager, tmp_path):
