@@ -28,14 +28,20 @@ from terminal.transcripts import AudioFiles, transcribe_live
 
 STDIN, MICROPHONE = "-", "microphone"
 _LAYOUT = declared_in(Layout)
+_OF_CUES = [name for name in _LAYOUT if name != "times"]
 _CUES = ("min_cue_seconds", "max_cue_seconds", "reading_speed", "cue_gap")
-_OF_FILES = ("audio_track", "reference", "clip_timestamps", "vad", "batched", "resume")
+_OF_FILES = ("audio_track", "channels", "reference", "clip_timestamps", "vad", "batched", "resume")
+
+
+def channels(text: str) -> dict[int, str]:
+    """Their speakers, by the number of the channel."""
+    sides = {"left": 1, "right": 2}
+    named = (part.partition("=") for part in text.split(","))
+    return {int(sides.get(channel, channel)): name or channel for channel, _, name in named}
 
 
 def parse_args(argv: list[str] | None = None):
-    parser = cli.Parser(
-        prog="transcribe.py", description="Transcribe audio with Whisper and speculative decoding."
-    )
+    parser = cli.Parser(prog="transcribe.py", description="Transcribe audio, speculatively.")
     flag = parser.add_argument
     # fmt: off
     flag("audio", nargs="*", metavar="FILE",
@@ -50,6 +56,8 @@ def parse_args(argv: list[str] | None = None):
          help="files to transcribe in one batch (default: %(default)s)")
     flag("--audio-track", metavar="TRACK",
          help="sound track of a video: its number, from 1, or its language (default: the file's default)")
+    flag("--channels", type=channels, metavar="LIST", default={},
+         help="channels to transcribe apart, with their speakers' names: left=Anna,right=Ben; or 1,2,3 (default: mixed)")
     flag("--reference", type=cli.path, metavar="FILE",
          help="a text that the audio's will resemble (txt, srt, vtt, json): drafts are copied from it; for one file")
     add_options(parser, options=declared_in(TranscribeOptions) | _LAYOUT)
@@ -83,27 +91,17 @@ def parse_args(argv: list[str] | None = None):
     return args
 
 
-def layout_of(args: argparse.Namespace) -> Layout:
-    return Layout(**_given(args, Layout))
-
-
-def options_of(args: argparse.Namespace, **others: Any) -> TranscribeOptions:
-    """The options given as flags, and others. Cues for reading bring the times of words."""
-    given = _given(args, TranscribeOptions) | others
-    if layout_of(args).makes_cues:
-        given["word_timestamps"] = True
-    return TranscribeOptions(**given)
-
-
 def _given(args: argparse.Namespace, kind: type) -> dict[str, Any]:
     return {name: value for name, value in vars(args).items() if name in declared_in(kind)}
 
 
 def unused(args: argparse.Namespace) -> Iterator[tuple[Iterable[str], str]]:
     """Flags that have no effect beside the others, and why."""
+    if args.output_format not in ("txt", "all"):
+        yield ["times"], f"with --output-format {args.output_format}"
     if args.output_format not in ("srt", "vtt", "all"):
-        yield _LAYOUT, f"with --output-format {args.output_format}"
-    elif not layout_of(args).makes_cues:
+        yield _OF_CUES, f"with --output-format {args.output_format}"
+    elif not Layout(**_given(args, Layout)).makes_cues:
         yield _CUES, "without --subtitles"
     if args.live:
         yield _OF_FILES, "with --live"
@@ -148,8 +146,12 @@ def main() -> None:
     if args.reference:  # a byte that is not UTF-8 costs a draft
         reference = args.reference.read_text(encoding="utf-8-sig", errors="replace")
     has_probs = args.output_format in ("json", "all")
-    options = options_of(args, reference=parse(reference), no_speech_probs=has_probs)
-    output = Output(args.output_format, args.output_dir, layout_of(args), args.force, args.resume)
+    layout = Layout(**_given(args, Layout))
+    given = _given(args, TranscribeOptions) | {"no_speech_probs": has_probs}
+    if layout.makes_cues:
+        given["word_timestamps"] = True
+    options = TranscribeOptions(**given, reference=parse(reference))
+    output = Output(args.output_format, args.output_dir, layout, args.force, args.resume)
     sounds = sounds_and_names(args, output)
     if not sounds:
         return
@@ -167,7 +169,7 @@ def main() -> None:
     if args.live:
         transcribe_live(transcriber, *sounds[0], args.device, options, output, args.verbose)
         return
-    files = AudioFiles(transcriber, sounds, options, output, args.audio_track)
+    files = AudioFiles(transcriber, sounds, options, output, args.audio_track, args.channels)
     files.transcribe(args.batch_size, args.verbose)
     note_learned(transcriber.decoder)
 

@@ -82,7 +82,7 @@ class Api:
             post("/completions", partial(self.complete, kind=Completion)),
             post("/chat/completions", partial(self.complete, kind=Chat)),
             post("/responses", partial(self.complete, kind=ResponseRequest)),
-            post("/audio/transcriptions", partial(speech.answer, task=TASKS[0])),
+            post("/audio/transcriptions", speech.answer),
             post("/audio/translations", partial(speech.answer, task=TASKS[1])),
             WebSocketRoute("/realtime", realtime.answer),
         ]
@@ -92,7 +92,7 @@ class Api:
                 Route("/health", self.health),
                 Route("/metrics", self.metrics),
                 Mount("/v1", routes=routes),
-                post("/inference", partial(speech.answer, task=TASKS[0])),  # whisper.cpp's
+                post("/inference", speech.answer),  # whisper.cpp's
                 *routes,  # for clients whose address ends before /v1
                 Mount("/v2", routes=DeepL(translations).routes()),
                 *LibreTranslate(translations).routes(),

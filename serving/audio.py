@@ -66,7 +66,7 @@ class _Request(BaseModel):
     translate: bool = False
     origins: bool = False
 
-    def options(self, task: str, num_draft: int | str) -> TranscribeOptions:
+    def options(self, task: str | None, num_draft: int | str) -> TranscribeOptions:
         return TranscribeOptions(
             **self.model_dump(include=_SAME),
             task=TASKS[1] if self.translate else task,
@@ -100,12 +100,12 @@ class Speech:
             raise InputError("this model reads text, not audio")
         return self.transcriber
 
-    async def answer(self, request: Request, task: str) -> Response:
+    async def answer(self, request: Request, task: str | None = None) -> Response:
         transcriber = self.admit(request)
         wanted = await _request(request, self.limits)
         self.gate.check_model(wanted.model)
         options = wanted.options(task, self.engine.options.num_draft)
-        transcriber.resolve(options)
+        task = transcriber.resolve(options).task
         kind = wanted.response_format
         async with while_there(request):
             parts = self._parts(transcriber, wanted, options)
@@ -119,7 +119,7 @@ class Speech:
         if kind in ("srt", "vtt"):
             return PlainTextResponse(FORMATS[kind](transcript, Layout()))
         # In a thread: the languages' names bring all of transformers.
-        body = await run_in_threadpool(_body, transcript, options.task, kind == "verbose_json")
+        body = await run_in_threadpool(_body, transcript, task, kind == "verbose_json")
         return JSONResponse(body)
 
     async def _parts(
@@ -199,7 +199,7 @@ def _usage(transcript: Transcript) -> dict[str, Any]:
     return {"type": "duration", "seconds": round(transcript.duration, 2)}
 
 
-def _body(transcript: Transcript, task: str, verbose: bool) -> dict[str, Any]:
+def _body(transcript: Transcript, task: str | None, verbose: bool) -> dict[str, Any]:
     body: dict[str, Any] = {"text": transcript.text.strip(), "usage": _usage(transcript)}
     if verbose:
         from transformers.models.whisper.tokenization_whisper import LANGUAGES

@@ -129,24 +129,16 @@ def check_length(seconds: float, longest: float = 24 * 3600) -> None:
 
 
 def read(
-    source: str,
-    stdin: BinaryIO | None = None,
-    report: Report = lambda line: None,
-    track: str | None = None,
+    source: str, stdin: BinaryIO | None = None, report: Report = lambda line: None, **wanted: Any
 ) -> np.ndarray:
-    """A sound track of a file, mono: [samples], float32 in [-1, 1], RATE a second. Silence stands where the file has no
-    sound, so times are the file's.
-
-    source: a path, or "-" for `stdin` (None: standard input); report: gets a line about what is left out; track: its number,
-    from 1, or its language (None: the default one). Raises InputError if there is none. Both name the source.
-    """
+    """As `decoded`, from a path, or "-" for `stdin` (None: standard input). Lines to `report` and errors name it."""
     name = "standard input" if source == "-" else source
     try:
         if source == "-":
             file = stdin or sys.stdin.buffer
-            return decoded(file, lambda line: report(f"{name}: {line}"), track=track)
+            return decoded(file, lambda line: report(f"{name}: {line}"), **wanted)
         with open(source, "rb") as file:
-            return decoded(file, lambda line: report(f"{name}: {line}"), track=track)
+            return decoded(file, lambda line: report(f"{name}: {line}"), **wanted)
     except OSError as error:
         raise InputError(f"{name}: {error.strerror or error}") from None
     except InputError as error:
@@ -154,35 +146,54 @@ def read(
 
 
 def decoded(
-    file: BinaryIO, report: Report, check: Check = check_length, track: str | None = None
+    file: BinaryIO,
+    report: Report,
+    check: Check = check_length,
+    track: str | None = None,
+    channels: Sequence[int] = (),
 ) -> np.ndarray:
-    """As `read`, from an open file; errors do not name it. check: may raise after so many seconds"""
+    """A sound track, mono: [samples], float32 in [-1, 1], RATE a second; or some channels of it: [channels, samples]. Silence
+    stands where the file has no sound, so times are the file's.
+
+    report: gets a line about what is left out; check: may raise after so many seconds; track: its number or its language (None:
+    the default one); channels: their numbers. Both count from 1. Raises InputError for what is not there.
+    """
     if not file.seekable():
         file = io.BytesIO(file.read())  # many formats have their index at the end
-    samples = _from_ffmpeg(file, report, check, track) if av else _from_wav(file)
-    check(len(samples) / RATE)
-    if not samples.size:
+    sound = _from_ffmpeg(file, report, check, track, not channels) if av else _from_wav(file)
+    check(sound.shape[1] / RATE)
+    if not sound.size:
         raise InputError("holds no audio")
-    return samples
+    for number in channels:
+        if not 1 <= number <= len(sound):
+            raise InputError(f"no channel {number}; there are {len(sound)}")
+    if channels:
+        return sound[[number - 1 for number in channels]]
+    return sound.mean(0)
 
 
-def _from_ffmpeg(file: BinaryIO, report: Report, check: Check, wanted: str | None) -> np.ndarray:
+def _from_ffmpeg(
+    file: BinaryIO, report: Report, check: Check, wanted: str | None, mixed: bool
+) -> np.ndarray:
     nothing_else = {"protocol_whitelist": "none"}  # open no file or address named in a playlist
     try:
         with av.open(
             file, "r", metadata_errors="replace", container_options=nothing_else
         ) as container:
             track = _track(container.streams.audio, wanted)
+            layout = track.layout
+            if mixed:
+                layout = av.AudioLayout("mono")
             frames = _frames(container.demux(track), report)
-            sound = b"".join(_resampled(_after_holes(frames, container, check)))
+            sound = b"".join(_resampled(_after_holes(frames, container, check), layout))
             if track.duration and track.time_base:
                 said = float(track.duration * track.time_base)
-                length = len(sound) / 2 / RATE
+                length = len(sound) / (2 * layout.nb_channels * RATE)
                 if length + _EARLY < said:
                     report(f"ends at {length:.1f} s, though it says {said:.1f} s")
     except av.error.FFmpegError as error:
         raise InputError(f"no audio file that FFmpeg reads ({error.strerror})") from None
-    return pcm(sound)
+    return pcm(sound).reshape(-1, layout.nb_channels).T
 
 
 def _track(tracks: Sequence[Any], wanted: str | None) -> Any:
@@ -254,17 +265,17 @@ def _frames(packets: Iterator[Any], report: Report) -> Iterator[tuple[float, Any
         report(f"damaged packets: {damaged}; silence stands in for them")
 
 
-def _resampled(frames: Iterator[tuple[float, Any]]) -> Iterator[bytes]:
-    """16-bit samples, mono, at RATE, of frames and the silence before each. Their format may change."""
+def _resampled(frames: Iterator[tuple[float, Any]], layout: Any) -> Iterator[bytes]:
+    """16-bit samples of this layout, at RATE, of frames and the silence before each. Their format may change."""
 
     def form(pair: tuple[float, Any]) -> tuple:
         _, frame = pair
         return frame.format.name, frame.layout.name, frame.sample_rate
 
     for _, alike in groupby(frames, form):
-        resampler = av.AudioResampler("s16p", "mono", RATE)
+        resampler = av.AudioResampler("s16p", layout, RATE)
         for silence, frame in alike:
-            yield bytes(2 * round(silence * RATE))
+            yield bytes(2 * layout.nb_channels * round(silence * RATE))
             yield from _samples(resampler, frame)
         yield from _samples(resampler, None)
 
@@ -272,11 +283,11 @@ def _resampled(frames: Iterator[tuple[float, Any]]) -> Iterator[bytes]:
 def _samples(resampler: Any, frame: Any) -> Iterator[bytes]:
     """The samples that come of a frame; None: of the end."""
     for part in resampler.resample(frame):
-        yield part.to_ndarray()[0].tobytes()
+        yield part.to_ndarray().T.tobytes()
 
 
 def _from_wav(file: BinaryIO) -> np.ndarray:
-    """PCM of 16 bits at RATE, channels averaged. Raises InputError for anything else."""
+    """PCM of 16 bits at RATE: [channels, samples]. Raises InputError for anything else."""
     try:
         with wave.open(file) as sound:
             channels, width, rate, *_ = sound.getparams()
@@ -286,4 +297,4 @@ def _from_wav(file: BinaryIO) -> np.ndarray:
     except (wave.Error, EOFError, RuntimeError):
         raise InputError(f"only {RATE} Hz wav of 16 bits {_WITHOUT}") from None
     whole = len(data) // (2 * channels) * 2 * channels
-    return pcm(data[:whole]).reshape(-1, channels).mean(1)
+    return pcm(data[:whole]).reshape(-1, channels).T

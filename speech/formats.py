@@ -5,13 +5,15 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 from common.errors import InputError
 from common.files import check_free, hidden, replacing
 from speech.options import Layout
-from speech.segments import Transcript, Word
+from speech.segments import Segment, Transcript, Word
 from text.cues import stamp
 
 _MAX_WIDTH = 42  # of a line in characters, by default
@@ -33,22 +35,16 @@ def cues(words: Sequence[Word], layout: Layout, end: float) -> Iterator[Cue]:
     costs = [0.0, *[math.inf] * len(words)]  # of the first n words
     firsts = [0] * len(costs)  # of the last cue of these
     for first in range(len(words)):
-        lines = 0
-        length = 0
-        size = 0
+        text = ""
         for last in range(first, len(words)):
-            text = words[last].word
-            size += len(text)
-            length += len(text)
-            if not lines or length > max_width:
-                lines += 1
-                length = len(text.strip())
+            text += words[last].word
+            lines = textwrap.wrap(text.strip(), max_width, break_on_hyphens=False)
             too_long = words[last].end - words[first].start > layout.max_cue_seconds
             too_long = too_long or last - first >= max_words
-            if last > first and (too_long or lines > max_lines):
+            if last > first and (too_long or len(lines) > max_lines):
                 break
-            shown = _end(words[first].start, words[last].end, size, starts[last + 1], layout)
-            lacking = _seconds(size, layout) - (shown - words[first].start)
+            shown = _end(words[first].start, words[last].end, len(text), starts[last + 1], layout)
+            lacking = _seconds(len(text), layout) - (shown - words[first].start)
             crossed = sum(strengths[first:last])
             cost = 1 + _MOST - strengths[last] + 0.7 * crossed + 4 * max(0.0, lacking)
             if costs[first] + cost < costs[last + 1]:
@@ -84,7 +80,8 @@ def _end(start: float, end: float, size: int, after: float, layout: Layout) -> f
 def _balanced(text: str, max_width: int) -> str:
     """The text in as few lines as it needs, of about the same length."""
     lines = textwrap.wrap(text, max_width, break_on_hyphens=False)
-    for width in range(-(-len(text) // max(1, len(lines))) or 1, max_width):
+    longest = max(map(len, text.split()), default=1)
+    for width in range(max(longest, len(text) // max(1, len(lines))), max_width):
         narrow = textwrap.wrap(text, width, break_on_hyphens=False)
         if len(narrow) == len(lines):
             return "\n".join(narrow)
@@ -92,16 +89,22 @@ def _balanced(text: str, max_width: int) -> str:
 
 
 def _cues(transcript: Transcript, layout: Layout) -> Iterator[Cue]:
-    if layout.makes_cues:
-        words = [word for segment in transcript.segments for word in segment.words or ()]
-        yield from cues(words, layout, transcript.duration)
-        return
-    for segment in transcript.segments:
-        text = segment.text.strip()
-        if layout.max_line_width:
-            text = textwrap.fill(text, layout.max_line_width, break_on_hyphens=False)
-        if segment.words != ():  # otherwise a word before has taken its text, a mark
+    # Without words, one before has taken the text, a mark.
+    segments = [segment for segment in transcript.segments if segment.words != ()]
+    if not layout.makes_cues:
+        for segment in segments:
+            text = segment.line
+            if layout.max_line_width:
+                text = textwrap.fill(text, layout.max_line_width, break_on_hyphens=False)
             yield segment.start, segment.end, text
+        return
+    turns = [list(turn) for _, turn in groupby(segments, attrgetter("speaker"))]
+    ends = [*(turn[0].start - layout.cue_gap for turn in turns[1:]), transcript.duration]
+    for turn, end in zip(turns, ends, strict=False):
+        words = [word for segment in turn for word in segment.words or ()]
+        if turn[0].speaker:
+            words[0] = replace(words[0], word=f"{turn[0].speaker}: {words[0].word.strip()}")
+        yield from cues(words, layout, max(end, words[-1].end))
 
 
 def _cue(cue: Cue, hours: bool, point: str) -> str:
@@ -111,8 +114,14 @@ def _cue(cue: Cue, hours: bool, point: str) -> str:
     return f"{times}\n{text.replace('-->', '->')}\n\n"
 
 
-def _txt(transcript: Transcript, layout: Layout) -> str:
-    return "".join(f"{segment.text.strip()}\n" for segment in transcript.segments)
+def lines(segments: Sequence[Segment], layout: Layout) -> str:
+    """The segments as txt."""
+    text = ""
+    for each in segments:
+        if layout.times:
+            text += f"[{stamp(each.start, False, '.')} --> {stamp(each.end, False, '.')}] "
+        text += f"{each.line}\n"
+    return text
 
 
 def _vtt(transcript: Transcript, layout: Layout) -> str:
@@ -128,7 +137,7 @@ def _srt(transcript: Transcript, layout: Layout) -> str:
 def _tsv(transcript: Transcript, layout: Layout) -> str:
     lines = ["start\tend\ttext\n"]
     for segment in transcript.segments:
-        text = segment.text.strip().replace("\t", " ")
+        text = segment.line.replace("\t", " ")
         lines.append(f"{round(1000 * segment.start)}\t{round(1000 * segment.end)}\t{text}\n")
     return "".join(lines)
 
@@ -140,7 +149,7 @@ def _json(transcript: Transcript, layout: Layout) -> str:
 
 
 FORMATS: dict[str, Callable[[Transcript, Layout], str]] = {
-    "txt": _txt,
+    "txt": lambda transcript, layout: lines(transcript.segments, layout),
     "vtt": _vtt,
     "srt": _srt,
     "tsv": _tsv,

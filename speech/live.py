@@ -84,14 +84,11 @@ class Live:
 
     def listen(self, pieces: SimpleQueue[Piece]) -> Task:
         """Transcribe samples as they arrive, until None does. Raises an InputError that does."""
-        waiting = 0  # samples
         while (piece := pieces.get()) is not None:
             if isinstance(piece, InputError):
                 raise piece
             self.append(piece)
-            waiting += len(piece)
-            if pieces.empty() or waiting > _TOGETHER:
-                waiting = 0
+            if pieces.empty() or sum(map(len, self._arrived)) > _TOGETHER:
                 yield from self.advance()
         yield from self.advance(is_end=True)
         return self.transcript()

@@ -72,24 +72,17 @@ class TranscribeOptions:
     language: str | None = option(
         None, CODE, "a code or a name in any language; auto: detected", "the checkpoint's, or auto"
     )
-    task: str = option(TASKS[0], _TASK, "translate: into English")
+    task: str | None = option(None, _TASK, "translate: into English", "the checkpoint's")
     temperature: float = option(
-        0.0,
-        numbers(0, 1),
-        "0: greedy; a window that fails is retried at 0.2 more, up to 1",
-        flags=("--temp",),
+        0.0, numbers(0, 1), "0: greedy; a window that fails: 0.2 more, up to 1", flags=("--temp",)
     )
     best_of: int = option(5, integers(1, 64), "at temperatures above 0, keep the best of N texts")
     seed: int = option(0, ANY, "random seed")
     num_draft: int | str = option(AUTO, DRAFT, DECLARED["num_draft"].help)
-    initial_prompt: str = _text(
-        "text that could precede the audio, with names spelled as you want them"
-    )
+    initial_prompt: str = _text("text that could precede the audio, with your spelling of names")
     carry_initial_prompt: bool = _switch("show every window the initial prompt, not the first only")
     hotwords: str = _text("words to show every window before its prompt")
-    condition_on_previous_text: bool = option(
-        True, SWITCH, "prompt each window with the text before it", "yes"
-    )
+    condition_on_previous_text: bool = option(True, SWITCH, "prompt with the text before it", "yes")
     suppress_tokens: tuple[int, ...] = option(
         (-1,), _IDS, "tokens never to write: --suppress-tokens=-1,50; -1: the checkpoint's", "-1"
     )
@@ -102,15 +95,14 @@ class TranscribeOptions:
     no_speech_threshold: float | None = option(
         0.6,
         _NUMBER_OR_NONE,
-        "an uncertain window is silent if silence is more probable than X; none: never",
+        "an unsure window is silent if silence is likelier than X; none: never",
     )
     clip_timestamps: tuple[float, ...] = option(
-        (), _CLIPS, "parts to transcribe, in seconds: start,end,start,...", "all"
+        (), _CLIPS, "parts in seconds: start,end,...", "all"
     )
     vad: bool = _switch("transcribe only what a voice detector takes for speech")
-    batched: bool = _switch(
-        "decode windows cut at pauses in one batch; the text may differ; needs --vad"
-    )
+    batched: bool = _switch("decode windows cut at pauses together; texts may differ; needs --vad")
+    without_timestamps: bool = _switch("decode text only: a segment is a whole window")
     word_timestamps: bool = _switch("find when each word is spoken, for subtitles and JSON")
     reference: tuple[Part, ...] = ()  # what the text may resemble, from which drafts are copied
     no_speech_probs: bool = False  # for every segment, which takes one more call per window
@@ -131,9 +123,7 @@ class TranscribeOptions:
 class Layout:
     """Rules for breaking subtitles into cues and lines, by words' times: the numbers are Netflix's and Subtitle Edit's."""
 
-    max_line_width: int | None = _size(
-        "characters of a line of subtitles", "any; with --subtitles 42"
-    )
+    max_line_width: int | None = _size("characters of a line", "any; with --subtitles 42")
     max_line_count: int | None = _size("lines of a cue; brings --subtitles", "2 with --subtitles")
     max_words_per_line: int | None = _size("words of a cue; brings --subtitles", "any")
     subtitles: bool = _switch("make srt and vtt for reading, by words' times and these numbers:")
@@ -141,6 +131,7 @@ class Layout:
     max_cue_seconds: float = option(7.0, _POSITIVE, "a cue's maximum duration")
     reading_speed: float = option(17.0, _POSITIVE, "characters a second, if there is time")
     cue_gap: float = option(0.08, numbers(0), "seconds between two cues")
+    times: bool = _switch("begin each line of txt with its times: [00:01.000 --> 00:02.500]")
 
     def __post_init__(self):
         check_values(self)

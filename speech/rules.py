@@ -19,7 +19,7 @@ TASKS = ("transcribe", "translate")
 SECONDS_PER_TIMESTAMP = 0.02
 _LANGUAGE = re.compile(r"<\|[a-z]{2,3}\|>")
 _TIMESTAMP = re.compile(r"<\|\d+\.\d\d\|>")
-_ENGLISH_END = 50256  # the end of text, where the vocabulary is English
+_OF_GPT2 = "ĠSolidGoldMagikarp"  # a piece of GPT-2's vocabulary, which English-only models have
 _FIRST = 50  # in timestamps: a text begins within its window's first second
 
 
@@ -37,6 +37,7 @@ class Special:
     tasks: Mapping[str, int] = field(hash=False)
     languages: Mapping[str, int] = field(hash=False)  # by code; {}: English only
     language: str | None = None  # of a checkpoint that says it has one, by code or name
+    task: str = TASKS[0]  # likewise
     added: tuple[int, ...] = ()  # text behind the timestamps: words of a fine-tune's
     suppressed: tuple[int, ...] = ()
     suppressed_first: tuple[int, ...] = ()  # at the beginning of a text
@@ -69,17 +70,17 @@ class Special:
         end = tokenizer.token_to_id("<|endoftext|>")
         if end is None:  # otherwise the tokenizer knows: a fine-tune's config may be wrong
             end = config.eos_token_ids[0]
-        given = str(generation.get("language") or "").strip("<|>")
-        codes = {id: code for code, id in languages.items()}
-        forced = (codes.get(id) for _, id in generation.get("forced_decoder_ids") or ())
-        own = given or next(filter(None, forced), None)
-        several = generation.get("is_multilingual", end != _ENGLISH_END)
+        vocabulary = tokenizer.get_vocab()
+        forced = {id for _, id in generation.get("forced_decoder_ids") or ()}  # as of 2022
+        own = [code for code, id in languages.items() if id in forced]
+        several = generation.get("is_multilingual", bool(own) or _OF_GPT2 not in vocabulary)
+        own.insert(0, str(generation.get("language") or "").strip("<|>"))
+        own_tasks = [generation.get("task"), *(task for task, id in tasks.items() if id in forced)]
         latest = generation.get("max_initial_timestamp_index")
         if latest is None:
             latest = _FIRST
         first = no_timestamps + 1
-        pieces = tokenizer.get_vocab().items()
-        named = {id for piece, id in pieces if not _TIMESTAMP.fullmatch(piece)}
+        named = {id for piece, id in vocabulary.items() if not _TIMESTAMP.fullmatch(piece)}
         after = min(first + config.max_source_positions + 1, config.vocab_size)
         after = min([after, *(id for id in named if id >= first)])
         behind = set(range(after, config.vocab_size))
@@ -94,7 +95,8 @@ class Special:
             last_timestamp=after - 1,
             tasks=tasks,
             languages=languages if several else {},
-            language=own if several else None,
+            language=next(filter(None, own), None) if several else None,
+            task=next((task for task in own_tasks if several and task in tasks), TASKS[0]),
             added=tuple(behind & named - hidden),
             suppressed=(*(generation.get("suppress_tokens") or ()), *(behind - named)),
             suppressed_first=tuple(generation.get("begin_suppress_tokens") or ()),
@@ -125,13 +127,13 @@ class Special:
         spoken = tag.partition("-")[0] if tag and "-" in tag else name
         return Languages(self.languages or {"en": ""}).find("language", spoken)
 
-    def prefix(self, language: str, task: str) -> list[int]:
+    def prefix(self, language: str, task: str | None) -> list[int]:
         """The tokens before a window's text, from a code. Raises InputError if the model transcribes English only."""
         if not self.languages:
-            if language != "en" or task != TASKS[0]:
+            if language != "en" or task == TASKS[1]:
                 raise InputError("this model transcribes English only")
             return [self.start]
-        return [self.start, self.languages[language], self.tasks[task]]
+        return [self.start, self.languages[language], self.tasks[task or self.task]]
 
     def options(self, suppressed: Sequence[int] = (-1,), **options) -> Options:
         """The options to decode a window with. suppressed: never to be written; -1 stands for the checkpoint's"""

@@ -34,16 +34,27 @@ class Segment:
     no_speech_prob: float | None = None  # None: not computed
     origins: tuple[str, ...] = ()  # of each token: see row.ORIGINS
     words: tuple[Word, ...] | None = None  # None: not timed
+    speaker: str | None = None  # if each has a channel
+
+    @property
+    def line(self) -> str:
+        """The text, after the speaker's name if there is one."""
+        return ": ".join(filter(None, [self.speaker, self.text.strip()]))
 
     def to_dict(self) -> dict:
-        """Its fields except the origins, and the words if there are any."""
+        """Its fields except the origins, and the words and the speaker if they are known."""
         fields = asdict(self)
         del fields["origins"]
-        if self.words is None:
-            del fields["words"]
+        for name in ("words", "speaker"):
+            if fields[name] is None:
+                del fields[name]
         for word in fields.get("words", ()):
             del word["tokens"]
         return fields
+
+
+def _above(value: float | None, threshold: float | None) -> bool:
+    return value is not None and threshold is not None and value > threshold
 
 
 @dataclass(frozen=True)
@@ -59,10 +70,8 @@ class Attempt:
 
     def fails(self, options: TranscribeOptions) -> bool:
         """Whether to try the next temperature."""
-        ratio = options.compression_ratio_threshold
-        repeats = ratio is not None and self.compression_ratio > ratio
-        threshold = options.logprob_threshold
-        unsure = threshold is not None and self.avg_logprob < threshold
+        repeats = _above(self.compression_ratio, options.compression_ratio_threshold)
+        unsure = _above(options.logprob_threshold, self.avg_logprob)
         return (repeats or unsure) and not (unsure and self._is_silent(options))
 
     def is_speech(self, options: TranscribeOptions) -> bool:
@@ -73,13 +82,10 @@ class Attempt:
         return self.no_speech_prob is None and (matters or options.no_speech_probs)
 
     def _is_sure(self, options: TranscribeOptions) -> bool:
-        threshold = options.logprob_threshold
-        return threshold is not None and self.avg_logprob > threshold
+        return _above(self.avg_logprob, options.logprob_threshold)
 
     def _is_silent(self, options: TranscribeOptions) -> bool:
-        threshold = options.no_speech_threshold
-        probability = self.no_speech_prob
-        return threshold is not None and probability is not None and probability > threshold
+        return _above(self.no_speech_prob, options.no_speech_threshold)
 
 
 @dataclass(frozen=True)

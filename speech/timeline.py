@@ -12,6 +12,7 @@ from speech.segments import Segment, Word
 from speech.voice import PAUSE_CHANCE, stretches, with_speech
 
 _QUIET = 1.0  # in features, 40 dB: what is so far below a span's loudest frame is not heard in it
+_RISE = 0.25  # 10 dB: a sound that is so much louder than what was before it has begun
 _RUN = 5  # frames; what is heard for a shorter time at a segment's end belongs to its neighbour
 _SHORTEST = 0.02  # seconds of a text or a word, where there is time for it
 
@@ -107,13 +108,18 @@ class Timeline:
         return loudness > max(loudness.max(initial=-np.inf) - _QUIET, self._silence)
 
     def _trimmed(self, start: float, end: float) -> Span:
-        """A span without the silence at its ends."""
+        """A span without the silence at its ends. A quieter sound in it, as another speaker's, is none."""
         first = round(start * FRAMES)
-        runs = stretches(self._heard(first, round(end * FRAMES)))
+        last = round(end * FRAMES)
+        runs = stretches(self._heard(first, last))
         long = [run for run in runs if run[1] - run[0] >= _RUN] or runs
         if not long:
             return start, end
-        return (first + long[0][0]) / FRAMES, (first + long[-1][1]) / FRAMES
+        begin = first + long[0][0]
+        stop = first + long[-1][1]
+        begin -= _quieter(self._loudness[first:begin][::-1])
+        stop += _quieter(self._loudness[stop:last])
+        return begin / FRAMES, stop / FRAMES
 
     def _moved(self, segment: Segment, span: Span, offset: float) -> Segment:
         """The segment with this span, and its words within, both later by `offset`."""
@@ -127,6 +133,12 @@ class Timeline:
             span = spans[0][0], spans[-1][1]
         start, end = (round(bound + offset, 3) for bound in span)
         return replace(segment, start=start, end=end, words=words)
+
+
+def _quieter(loudness: np.ndarray) -> int:
+    """The frames up to the end of the last sound in what fades: it is louder than a frame before it."""
+    rising = loudness > np.minimum.accumulate(loudness) + _RISE
+    return max((end for start, end in stretches(rising) if end - start >= _RUN), default=0)
 
 
 def share(spans: Sequence[Span], first: float, last: float) -> list[Span]:

@@ -114,24 +114,23 @@ class Transcriber:
             reporter.note(f"{model}: no timestamps in its vocabulary: segments are whole windows")
 
     def resolve(self, options: TranscribeOptions) -> TranscribeOptions:
-        """The options with the language's code, by default the checkpoint's own; None: to be detected. Raises InputError if the
-        model lacks the language or the task."""
+        """The options with the language's code and the task, by default the checkpoint's own; no language: to be detected. Raises
+        InputError if the model lacks the language or the task."""
         language = self.special.language if options.language is None else options.language
         if language in ("", "auto"):
             language = None
         elif language:
             language = self.special.language_code(language)
+        task = options.task or self.special.task
         config = self.model.config
-        if options.task == TASKS[1] and config.decoder_layers < config.encoder_layers:
+        is_short = config.decoder_layers < config.encoder_layers
+        if is_short and task == TASKS[1] and task != self.special.task:
             raise InputError(f"{self.name}: a model with a shortened decoder cannot translate")
-        self.special.prefix(language or next(iter(self.special.languages), "en"), options.task)
-        return replace(options, language=language)
+        self.special.prefix(language or next(iter(self.special.languages), "en"), task)
+        return replace(options, language=language, task=task)
 
     def task(
-        self,
-        samples: np.ndarray,
-        options: TranscribeOptions,
-        on_window: OnWindow = lambda *_: None,
+        self, samples: np.ndarray, options: TranscribeOptions, on_window: OnWindow = lambda *_: None
     ) -> Task:
         """A task that transcribes a sound, for `transcribe_all`. Arguments: as for `Sound`."""
         pipeline = self._pipeline(options, leaves_rest=not options.batched)
@@ -144,7 +143,10 @@ class Transcriber:
 
     def _pipeline(self, options: TranscribeOptions, leaves_rest: bool) -> Pipeline:
         options = self.resolve(options)
-        return Pipeline(self.model, self.tokenizer, self.special, options, leaves_rest)
+        special = self.special
+        if options.without_timestamps:
+            special = replace(special, last_timestamp=special.no_timestamps)
+        return Pipeline(self.model, self.tokenizer, special, options, leaves_rest)
 
     def transcribe(
         self,

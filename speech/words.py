@@ -94,7 +94,7 @@ def first_columns(gain: np.ndarray) -> np.ndarray:
     return columns
 
 
-def has_spaces(language: str, task: str) -> bool:
+def has_spaces(language: str, task: str | None) -> bool:
     """Whether words are what spaces separate in the text."""
     return task == TASKS[1] or languages.has_spaces(language)
 

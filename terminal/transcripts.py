@@ -5,13 +5,14 @@ import signal
 import sys
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
+import numpy as np
 from tqdm import tqdm
 
 from checkpoints.folder import stamp
@@ -23,7 +24,7 @@ from speculative.row import Stats
 from speculative.tasks import Ended, Task, result_of, resume
 from speech import audio
 from speech.features import RATE
-from speech.formats import Output
+from speech.formats import Output, lines
 from speech.live import Heard
 from speech.options import TranscribeOptions
 from speech.segments import Segment, Transcript
@@ -31,6 +32,7 @@ from speech.transcriber import Transcriber
 from terminal import cli
 from terminal.prompt_files import InOrder
 from terminal.summary import Summary
+from text import cues
 
 WINDOW_SECONDS = 28  # about what a window's text covers
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -45,6 +47,7 @@ class AudioFiles:
     options: TranscribeOptions
     output: Output
     track: str | None  # see audio.read
+    speakers: Mapping[int, str]  # by the number of the channel; {}: channels are mixed
 
     def __post_init__(self):
         self._bar = tqdm(desc="audio", unit="s", disable=None, total=0)
@@ -56,47 +59,53 @@ class AudioFiles:
             cli.write("WEBVTT\n\n", end="")
         model = stamp(find(self.transcriber.name)) if self.output.folder else ""
         settings = "transcribe.py", model, replace(self.options, num_draft=0, reference=())
-        self._key = zlib.crc32(repr(settings).encode())  # of journals
+        self._key = zlib.crc32(repr((*settings, *self.speakers)).encode())  # of journals
 
     def _task(self, index: int) -> Task:
         """Read and transcribe a sound. Raises InputError if it cannot be read."""
         source, name = self.sounds[index]
-        samples = audio.read(source, report=reporter.note, track=self.track)
+        channels = [*self.speakers]
+        samples = audio.read(source, report=reporter.note, track=self.track, channels=channels)
         if self.output.streamed and self._several:
             self._lines.put(index, f"{source}:\n", finished=False)
-        length = len(samples) / RATE
+        length = samples.size / RATE
         self._opened += 1
         self._bar.total += length
         learner = self.transcriber.decoder.learner
         if learner:
             windows = self._bar.total / WINDOW_SECONDS
             learner.total = windows * len(self.sounds) / self._opened
-        task = self.transcriber.task(samples, self.options, partial(self.show, index))
+        if self.speakers:
+            task = self._of_speakers(index, samples)
+        else:
+            task = self.transcriber.task(samples, self.options, partial(self.show, index))
         if self.output.folder:
             key = f"{zlib.crc32(samples.tobytes(), self._key):08x}"
             task = resumed(task, self.output.base(name), key, self.output.force)
         del samples  # of an hour 230 MB
         return (yield from task)
 
+    def _of_speakers(self, index: int, channels: np.ndarray) -> Task:
+        """Transcribe each channel, [channels, samples], and put what was said in the order of time."""
+        each = list[Transcript]()
+        for samples in channels:
+            each.append((yield from self.transcriber.task(samples, self.options)))
+            self.show(index, (), len(each) * len(samples) / RATE, Stats())
+        pairs = zip(self.speakers.values(), each, strict=True)
+        spoken = [replace(s, speaker=name) for name, own in pairs for s in own.segments]
+        spoken.sort(key=lambda segment: segment.start)
+        segments = tuple(replace(segment, id=i) for i, segment in enumerate(spoken))
+        stats = sum((own.stats for own in each), Stats())
+        self.show(index, segments, self._done[index], stats)
+        text = "".join(segment.text for segment in segments)
+        return Transcript(text, segments, each[0].language, each[0].duration, stats)
+
     def show(self, index: int, segments: Sequence[Segment], seconds: float, stats: Stats) -> None:
         """Print what was said in a window."""
         if self.output.streamed:
-            text = "".join(f"{segment.text.strip()}\n" for segment in segments)
-            self._lines.put(index, text, finished=False)
+            self._lines.put(index, lines(segments, self.output.layout), finished=False)
         self._bar.update(seconds - self._done[index])
         self._done[index] = seconds
-
-    def _end(self, index: int, result: Transcript | InputError) -> bool:
-        """Write a transcript, or print what is left of it; return whether all went well."""
-        if isinstance(result, InputError):
-            reporter.note(str(result))
-            self._lines.put(index, "")
-            return False
-        source, name = self.sounds[index]
-        is_written = write_files(self.output, result, name)
-        title = cli.one_line(source) if self._several else None
-        self._lines.put(index, self.output.text(result, title))
-        return is_written
 
     def transcribe(self, batch_size: int, verbose: bool) -> None:
         """Transcribe all. Report those that cannot be read or written; they make the exit code 1."""
@@ -106,9 +115,15 @@ class AudioFiles:
         tasks = map(self._task, range(len(self.sounds)))
         with self._bar:
             for index, result in self.transcriber.transcribe_all(tasks, self.options, batch_size):
-                failed += not self._end(index, result)
                 if isinstance(result, InputError):
+                    reporter.note(str(result))
+                    self._lines.put(index, "")
+                    failed += 1
                     continue
+                source, name = self.sounds[index]
+                failed += not write_files(self.output, result, name)
+                title = cli.one_line(source) if self._several else None
+                self._lines.put(index, self.output.text(result, title))
                 summary.texts += 1
                 summary.stats += result.stats
                 played += result.duration
@@ -185,6 +200,8 @@ def transcribe_live(
     def show(heard: Heard) -> None:
         nonlocal line, output
         new = heard.text if line else heard.text.lstrip()
+        if output.layout.times and new and not line:
+            new = f"[{cues.stamp(heard.start, False, '.')}] {new}"
         line += new
         ended = heard.end is not None
         if is_terminal:

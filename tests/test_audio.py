@@ -71,8 +71,8 @@ MISTAKES = {
 }
 
 
-def read_bytes(data: bytes, notes: list[str] | None = None) -> np.ndarray:
-    return read("-", io.BytesIO(data), [].append if notes is None else notes.append)
+def read_bytes(data: bytes, notes: list[str] | None = None, **wanted) -> np.ndarray:
+    return read("-", io.BytesIO(data), [].append if notes is None else notes.append, **wanted)
 
 
 def mistake(source: str, stdin: io.BytesIO | None = None) -> str:
@@ -101,12 +101,19 @@ def test_wav_at_16_khz_is_taken_as_it_is():
     np.testing.assert_array_equal(read_bytes(WAV), tone()[:, 0] / np.float32(32768))
 
 
-def test_channels_are_averaged():
+@pytest.mark.parametrize("pyav", [True, False])
+def test_channels_are_averaged_or_apart(monkeypatch, pyav):
     sound = np.hstack([tone(hertz=440), tone(hertz=1000)])
-    expected = sound.mean(1) / 32768
-    np.testing.assert_allclose(
-        read_bytes(sound_file("wav", "pcm_s16le", sound)), expected, atol=1 / 32768
-    )
+    file = sound_file("wav", "pcm_s16le", sound)
+    if not pyav:
+        monkeypatch.setattr(audio, "av", None)
+    np.testing.assert_allclose(read_bytes(file), sound.mean(1) / 32768, atol=1 / 32768)
+    for channels in ([2, 1], [2]):
+        apart = read_bytes(file, channels=channels)
+        np.testing.assert_array_equal(apart * 32768, sound.T[[n - 1 for n in channels]])
+    for number in (0, 3):
+        with pytest.raises(InputError, match=f"no channel {number}; there are 2"):
+            read_bytes(file, channels=[1, number])
 
 
 def test_the_rate_may_change_within_a_file():

@@ -97,6 +97,31 @@ def timed(words: str, *times: float) -> Transcript:
     return Transcript(part.text, (part,), "en", times[-1])
 
 
+def test_times_and_names_of_speakers_are_told():
+    said = [("Anna", "Hi.", 0.0, 1.0), ("Ben", "Hello.", 0.5, 2.0), ("Anna", "Yes.", 3.0, 4.0)]
+    spoken = [replace(timed(text, *span).segments[0], speaker=name) for name, text, *span in said]
+    both = Transcript("", tuple(spoken), "en", 4.0)
+    lines = ["Anna: Hi.", "Ben: Hello.", "Anna: Yes."]
+    for layout in (Layout(), Layout(subtitles=True)):
+        assert FORMATS["srt"](both, layout).splitlines()[2::4] == lines
+    timed_lines = FORMATS["txt"](both, Layout(times=True)).splitlines()
+    assert timed_lines[1] == "[00:00.500 --> 00:02.000] Ben: Hello."
+    segments = json.loads(FORMATS["json"](both, Layout()))["segments"]
+    assert (segments[1]["speaker"], segments[1]["text"]) == ("Ben", " Hello.")
+
+
+def test_a_word_that_is_longer_than_a_line_is_broken_and_no_other():
+    transcript = timed("my extraordinary pet", 0.0, 1.0, 2.0, 3.0)
+    for layout, lines in (
+        (Layout(max_line_width=5), ["my ex", "traor", "dinar", "y pet"]),
+        (Layout(max_line_width=5, subtitles=True), ["my", "extra", "ordin", "ary", "pet"]),
+    ):
+        written = FORMATS["srt"](transcript, layout).splitlines()
+        assert [line for line in written if line[:1].isalpha()] == lines
+    two = timed("paint my", 0.0, 0.5, 1.0)
+    assert "\npaint\nmy\n" in FORMATS["srt"](two, Layout(max_line_width=5, subtitles=True))
+
+
 def test_vtt_escapes_what_would_be_a_tag():
     transcript = timed("R&D <i> so", 0.0, 1.0, 2.0, 3.0)
     assert "\nR&amp;D &lt;i> so\n" in FORMATS["vtt"](transcript, Layout())

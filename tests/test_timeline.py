@@ -101,12 +101,16 @@ def test_silence_at_the_ends_is_not_a_segments():
 
 
 @pytest.mark.parametrize("decibels", [30, 45])
-def test_a_quiet_speaker_beside_a_loud_one_keeps_his_time(decibels):
-    sound = np.zeros((600, 2), np.float32)
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_a_quiet_speaker_in_a_loud_ones_segment_is_not_cut(decibels, noise):
+    sound = np.full((600, 2), noise, np.float32)
+    sound[250:300] = np.linspace(2, noise, 50)[:, None]  # an echo, which no speaker is
     sound[50:250] = 2
+    assert spans(place(Timeline(sound, None), segment(0, 6))) == [(0.5, pytest.approx(2.8, 0.1))]
     sound[350:550] = 2 - decibels / 40
-    given = segment(0, 3), segment(3, 6)
-    assert spans(place(Timeline(sound, None), *given)) == [(0.5, 2.5), (3.5, 5.5)]
+    sound = np.concatenate([sound, sound[::-1]])
+    given = segment(0, 6), segment(6, 12)
+    assert spans(place(Timeline(sound, None), *given)) == [(0.5, 5.5), (6.5, 11.5)]
 
 
 def test_random_segments_have_times_in_order_and_none_across_left_out_silence():

@@ -184,25 +184,32 @@ def test_a_windows_text_is_transformers_own_with_drafts_and_without(tmp_path):
     assert partial > 2
 
 
-@pytest.mark.parametrize("words", [0, 40])
-def test_a_vocabulary_without_timestamps_has_a_segment_for_a_window(tmp_path, monkeypatch, words):
-    """Words that were added to it have the ids that others have for timestamps."""
+@pytest.mark.parametrize("words", [0, 40, None])
+def test_without_timestamps_a_segment_is_a_window(tmp_path, monkeypatch, words):
+    """Words that were added to a vocabulary have the ids that others have for timestamps. None: the user wants none."""
+    wanted = words is not None
     notes = []
     monkeypatch.setattr(reporter, "note", notes.append)
-    monkeypatch.setattr(wm, "tokenizer", partial(wm.tokenizer, words, stamps=False))
+    monkeypatch.setattr(wm, "tokenizer", partial(wm.tokenizer, words or 0, stamps=not wanted))
     monkeypatch.setitem(wm.GENERATION, "begin_suppress_tokens", [19])  # the likeliest
+    if words is None:  # the model was not trained to write none
+        never = [*wm.GENERATION["suppress_tokens"], *range(wm.FIRST_STAMP, wm.VOCAB)]
+        monkeypatch.setitem(wm.GENERATION, "suppress_tokens", never)
     (sound,) = features(1)
     monkeypatch.setattr(speech.transcriber, "log_mel", lambda samples, bins: sound)
-    reference = wm.reference_model(vocab_size=wm.FIRST_STAMP + words)
+    rows = wm.VOCAB if words is None else wm.FIRST_STAMP + words
+    reference = wm.reference_model(vocab_size=rows)
     folders = [wm.converted(reference, tmp_path / name) for name in ("model", "draft")]
     expected = their_text(reference, sound, stamps=False)[4:]
     expected = [token for token in expected[:32] if token != wm.END]
-    assert words == 0 or max(expected) >= wm.FIRST_STAMP
+    assert not words or max(expected) >= wm.FIRST_STAMP
     transcriber = Transcriber(*folders)
-    assert any(f"{folders[0]}: no timestamps in its vocabulary" in note for note in notes)
+    line = f"{folders[0]}: no timestamps in its vocabulary"
+    assert any(line in note for note in notes) == wanted
     once = TranscribeOptions("de", compression_ratio_threshold=None, logprob_threshold=None)
     for num_draft, timed in ((0, False), (3, True)):
         options = replace(once, num_draft=num_draft, word_timestamps=timed)
+        options = replace(options, without_timestamps=not wanted)
         transcript = transcriber.transcribe(np.zeros(160 * FRAMES, np.float32), options)
         assert [s.tokens for s in transcript.segments] == [expected]
         assert transcript.text == wm.tokenizer().decode(expected)
@@ -303,14 +310,26 @@ def test_pairs_that_hear_differently_do_not_go_together(tmp_path):
         other.for_target(model)
 
 
-def test_a_checkpoint_may_have_a_language_of_its_own_and_a_wrong_end():
+def test_a_checkpoint_may_have_a_language_and_a_task_of_its_own_and_a_wrong_end(tmp_path):
     """As fine-tunes of 2022, whose config.json has English's end and forces German."""
     sizes = dict(vocab_size=wm.VOCAB, max_source_positions=wm.POSITIONS)
     config = SimpleNamespace(eos_token_ids=(50256,), **sizes)
     forced = {"forced_decoder_ids": [[1, wm.IDS["de"]], [2, wm.IDS["transcribe"]]]}
     special = Special.read(wm.tokenizer(), forced, config)
     assert (special.end, special.language) == (wm.END, "de") and special.languages
+    assert special.task == "transcribe"
+    forced["forced_decoder_ids"][1][1] = wm.IDS["translate"]
+    assert Special.read(wm.tokenizer(), forced, config).task == "translate"
     assert wm.special(language="<|fr|>").language == "fr" and wm.special().language is None
+    made = wm.tokenizer()
+    assert Special.read(made, {}, config).languages
+    made.add_tokens(["ĠSolidGoldMagikarp"])  # of GPT-2's vocabulary
+    assert not Special.read(made, {}, config).languages
+    assert Special.read(made, {"is_multilingual": True}, config).languages
+    transcriber = Transcriber(wm.converted(wm.reference_model(), tmp_path))
+    transcriber.special = wm.special(task="translate")
+    assert transcriber.resolve(TranscribeOptions()).task == "translate"
+    assert transcriber.resolve(TranscribeOptions(task="transcribe")).task == "transcribe"
 
 
 def test_a_shortened_decoder_cannot_translate(tmp_path):
