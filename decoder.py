@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from secrets import randbits
 from typing import Any
 
@@ -39,23 +39,21 @@ from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptL
 from speculative.driver import Driver, Prompts
 from speculative.lookup import REFERENCE
 from speculative.model import Model
-from speculative.options import COUNT, FORMS, SIZE, OptionError, Options
+from speculative.options import COUNT, SIZE, OptionError, Options
 from speculative.prefill import PrefixCache
 from speculative.row import Response, Row, respond
 from speculative.row import Stats as Stats
 from speculative.sampling import RowSeeds, log_probabilities, sampler_for
 from speculative.schedule import Schedule
 from speculative.tasks import Task, Tasks
-from text.grammar_compiler import Grammars
 from text.memory import Memory
-from text.stream import TextStream
-from text.text_side import Prompt, TextSide, check_prompt
+from text.rows import Content as Content
+from text.rows import RowMaker
+from text.text_side import TextSide
 from text.tokenizer import piece_of, shared_vocabulary, translation
 from text.tokens_in_texts import completion
 from transformer import EncoderDecoder
 
-# A text, a chat's messages, token ids, or one of these with a reference
-Content = str | Sequence[Mapping[str, Any]] | Sequence[int] | Prompt
 BATCH_SIZE = 8
 _WINDOW = 32  # how many batches of prompts are sorted by length together
 
@@ -188,7 +186,7 @@ class SpeculativeDecoder:
         self.draft_model: Model | None = None
         self.memory = memory
         self.text = replace(model.text or TextSide(tokenizer), tokenizer=tokenizer)
-        self.hidden = {model.config.pad_token_id, *model.config.eos_token_ids, *self.text.hidden}
+        self.maker = RowMaker(model, self.text, memory)
         self._common_ids = 0  # target and draft model share the ids below this
         if draft_model is not None:
             _check_type("draft_model", draft_model, Model)
@@ -216,10 +214,6 @@ class SpeculativeDecoder:
         self._common_ids = min(named, self.model.config.vocab_size)
         if self.text.source_tokenizer or theirs.source_tokenizer:
             shared_vocabulary(self.text.prompt_tokenizer, theirs.prompt_tokenizer)
-
-    @cached_property
-    def grammars(self) -> Grammars:
-        return Grammars(self.tokenizer, self.model.config, self.hidden)
 
     def _vocabulary(self, tokens: Collection[int] | str) -> DraftVocabulary:
         if self.draft_model is None:
@@ -264,69 +258,6 @@ class SpeculativeDecoder:
                 batch = Batch(self.model, drafter, options, self.schedule, self.prefix_cache)
                 yield Driver(batch)
 
-    def row(self, prompt: Content, options: Options, seeds: RowSeeds | None = None) -> Row:
-        """A row to decode. Raises InputError if the prompt is empty or too long, a language is unknown, or the model
-        lacks a token. seeds: of the list that the prompt is in, where a repeated one gets another"""
-        checked = check_prompt(prompt)
-        config = self.model.config
-        encoded = self.text.encode(
-            checked, options.source_lang, options.target_lang, options.prompt_template
-        )
-        tokens = encoded.tokens
-        highest = max(tokens, default=0)
-        size = self.model.source_vocab_size
-        if highest >= size:
-            raise InputError(f"the prompt has the token {highest}, the model {size} tokens")
-        most = config.max_prompt_tokens
-        if most is not None and len(tokens) > most:
-            raise InputError(f"the prompt has {len(tokens)} tokens; the model reads {most} at most")
-        prefix = encoded.prefix or self.model.prefix(tokens)
-        forced = self.model.forced_bos_token_id
-        if options.forced_bos_token_id is not None and prefix[-1:] == [forced]:
-            prefix = prefix[:-1]
-        begun: list[int] = []
-        if encoded.begun:
-            begun = self.tokenizer.encode(encoded.begun, add_special_tokens=False).ids
-            if isinstance(self.model, EncoderDecoder):  # a chat template has it in the prompt
-                prefix = [*prefix, *begun]
-        options = self.text.defaults.with_defaults(options, len(prefix))
-        stops = [options.stop] if isinstance(options.stop, str) else options.stop
-        hidden = {*self.hidden, *(options.stop_token_ids or ())}
-        stream = TextStream(self.tokenizer, hidden, stops, begun)
-        row = Row(tokens, options, text=stream, prompt_text=encoded.text)
-        if options.temp:
-            row.seed = (seeds or RowSeeds(options.seed))(tokens)
-        if any(getattr(options, name) is not None for name in FORMS):
-            row.grammar = self.grammars.matcher(options)
-        row.begin(prefix, config)
-        reference = checked.reference or options.reference
-        if not reference and self.memory:
-            languages = encoded.source_lang, encoded.target_lang
-            reference = self.memory.reference(encoded.text, *languages)
-            row.stats.remembered = int(reference is not None)
-        if reference and options.num_beams == 1:
-            tokens = self.tokenizer.encode(reference, add_special_tokens=False).ids
-            row.reference = [*tokens[: row.max_tokens], *config.eos_token_ids[:1]]
-        return row
-
-    def rows(
-        self,
-        prompt: Content,
-        options: Options,
-        seeds: RowSeeds,
-        max_prompt_tokens: int | None = None,
-    ) -> list[Row]:
-        """A row for each of num_samples; of a beam search one, with the others in `others`. Errors: as `row`, and
-        InputError for more tokens than max_prompt_tokens."""
-        rows = [self.row(prompt, options, seeds) for _ in range(options.num_samples)]
-        tokens = max(len(rows[0].prompt), rows[0].prefix_size)
-        if max_prompt_tokens is not None and tokens > max_prompt_tokens:
-            raise InputError(f"the prompt has {tokens} tokens; {max_prompt_tokens} at most")
-        if options.num_beams > 1:
-            rows[0].others = rows[1:]
-            return rows[:1]
-        return rows
-
     def run(
         self,
         tasks: Iterable[Task],
@@ -346,11 +277,6 @@ class SpeculativeDecoder:
                     yield source.results.popleft()
         yield from source.results
 
-    def check(self, prompt: Content, options: Options) -> None:
-        """Raise InputError if the prompt cannot be decoded: see `row`."""
-        # With a reference: otherwise the memory would be searched for one.
-        self.row(prompt, replace(options, reference=options.reference or "-"))
-
     def seeded(self, options: Options) -> Options:
         """These options, with a fresh seed if they sample and name none. Ranks take rank 0's."""
         if options.seed is None and options.temp:
@@ -362,12 +288,12 @@ class SpeculativeDecoder:
         """Decode one prompt; yield a Response per step, with the text that the step added.
 
         options: the fields of `Options`. Drafting changes only the speed: the text is the same (greedy, or sampled
-        by the rule `coupled`) or has the same distribution. Errors: as `row`, and options out of range.
+        by the rule `coupled`) or has the same distribution. Errors: as `RowMaker.row`, and options out of range.
         """
         settings = self.seeded(Options.named(options))
         if settings.num_samples > 1:
             raise InputError("num_samples above 1 is for batch_generate and stream_batch")
-        row = self.row(prompt, settings)
+        row = self.maker.row(prompt, settings)
         with self.running(settings) as driver:
             driver.admit([row])
             while not row.finish_reason:
@@ -395,7 +321,7 @@ class SpeculativeDecoder:
             raise OptionError("batch_size", batch_size, SIZE)
         if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
             raise InputError(f"prompts is a {type(prompts).__name__}, not a list of texts")
-        make = partial(self.rows, options=settings, seeds=RowSeeds(settings.seed))
+        make = partial(self.maker.rows, options=settings, seeds=RowSeeds(settings.seed))
         source = Prompts(prompts, make, _WINDOW * int(batch_size))
         with self.running(settings) as driver:
             for row in driver.decode(source, self.max_batch_size(int(batch_size))):

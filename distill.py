@@ -176,7 +176,7 @@ def answers(
             return None
         known.add(text)
         prompt = Prompt(text, checked.reference)
-        decoder.check(prompt, options)
+        decoder.maker.check(prompt, options)
         return prompt
 
     def report(line: int, reason: str) -> None:

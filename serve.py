@@ -134,8 +134,8 @@ def text_decoder(models: Models, options: Options, verbose: bool) -> Speculative
     decoder = open_decoder(models, options, verbose=verbose, serves=True)
     note_alone(decoder)
     with suppress(InputError):  # without llguidance, only what asks for it is refused
-        _ = decoder.grammars.ready
-    decoder.check("a", options)  # such as a language that the model does not know
+        _ = decoder.maker.grammars.ready
+    decoder.maker.check("a", options)  # such as a language that the model does not know
     return decoder
 
 

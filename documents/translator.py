@@ -228,7 +228,8 @@ class Translator:
 
     def _row(self, text: str) -> Row:
         # With a reference: otherwise the memory would be searched for one.
-        return self.decoder.row(self._framed(Prompt(text, "-")), self.options, RowSeeds(0))
+        prompt = self._framed(Prompt(text, "-"))
+        return self.decoder.maker.row(prompt, self.options, RowSeeds(0))
 
     def _rows(self, wanted: Sequence[str], journal: Journal | None) -> Iterator[Row]:
         """The rows of sentences without a text, the longest first, made as they are taken; documents share them."""
@@ -239,8 +240,8 @@ class Translator:
                 continue
             if sentence not in self._pending:
                 prompt = self._framed(sentence)
-                (row,) = self.decoder.rows(prompt, self.options, seeds, self.max_prompt_tokens)
-                self._pending[sentence] = row
+                rows = self.decoder.maker.rows(prompt, self.options, seeds, self.max_prompt_tokens)
+                (self._pending[sentence],) = rows
             if journal:
                 self._journals[sentence].append(journal)
             yield self._pending[sentence]

@@ -56,7 +56,7 @@ class Api:
 
     def __post_init__(self):
         decoder = self.engine.decoder
-        self._piece = pieces(decoder.tokenizer, decoder.hidden)
+        self._piece = pieces(decoder.tokenizer, decoder.maker.hidden)
         self._chat = decoder.text.chat
         self._listed = {
             "id": self.gate.name,
@@ -153,7 +153,9 @@ class Api:
             prompts = [request.prompt(self._chat, self.template)]
         seeds = RowSeeds(options.seed)
         limit = self.limits.prompt_tokens
-        rows = [row for prompt in prompts for row in decoder.rows(prompt, options, seeds, limit)]
+        rows = []
+        for prompt in prompts:
+            rows += decoder.maker.rows(prompt, options, seeds, limit)
         kind = ResponseWriter if isinstance(request, ResponseRequest) else AnswerWriter
         thinking = {row: self._thinking(request, row) for row in rows}
         return kind(request, thinking, self.gate.name, self._piece)

@@ -268,7 +268,7 @@ def decode_file(
 
     def prepare(content: Content) -> Content:
         prompt = prompt_format.prompt(content)
-        decoder.check(prompt, options)
+        decoder.maker.check(prompt, options)
         return prompt
 
     def report(line: int, reason: str) -> None:

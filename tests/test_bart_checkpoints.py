@@ -147,7 +147,7 @@ def test_what_is_copied_from_a_source_is_in_the_texts_vocabulary(two_vocabularie
     """The same piece, or the unknown one; as an id it may have no row in the decoder's table."""
     model, tokenizer = two_vocabularies
     prompt, decoder = "L'élève, the quick brown fox: déjà vu", SpeculativeDecoder(model, tokenizer)
-    row = decoder.row(prompt, Options(), lambda tokens: b"")
+    row = decoder.maker.row(prompt, Options(), lambda tokens: b"")
     assert max(row.prompt) >= model.config.vocab_size  # more pieces than the text's
     lookup = decoder.drafter(Options(lookup=True))
     lookup.admit([row], [0])
@@ -175,7 +175,7 @@ def test_one_vocabulary_has_two_tokenizers(bart_folders, tmp_path):
     english, russian = "The quick brown fox", SENTENCES["ru_RU"]
     answered = [{"role": "user", "content": english}, {"role": "assistant", "content": russian}]
     prompts = [Prompt(english, reference=russian), answered, Prompt(russian, reference=english)]
-    row, begun, _ = (decoder.row(prompt, Options(), lambda tokens: b"") for prompt in prompts)
+    row, begun, _ = (decoder.maker.row(prompt, Options(), lambda tokens: b"") for prompt in prompts)
     written = reference(text_target=russian).input_ids
     assert (row.prompt, row.reference) == (reference(english).input_ids, written)
     assert begun.tokens == [*model.prefix([]), *written[:-1]]

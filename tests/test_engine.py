@@ -21,11 +21,11 @@ def rows_for(decoder, fields) -> list[Row]:
     request = parse(json.dumps(fields).encode(), Completion)
     options = request.options(Options())
     seed, count = RowSeeds(options.seed), options.num_samples
-    return [decoder.row(text, options, seed) for text in request.prompt for _ in range(count)]
+    return [decoder.maker.row(text, options, seed) for text in request.prompt for _ in range(count)]
 
 
 def rows(decoder, count=1, **options) -> list[Row]:
-    return [decoder.row(PROMPT, Options(**options), RowSeeds(0)) for _ in range(count)]
+    return [decoder.maker.row(PROMPT, Options(**options), RowSeeds(0)) for _ in range(count)]
 
 
 class Running(Engine):
@@ -125,7 +125,7 @@ def test_what_fails_takes_nobody_along(decoder, capsys, monkeypatch, where, erro
     expected = [(r.text, r.finish_reason) for r in decoder.batch_generate([PROMPT] * 4, **options)]
     running = Running(decoder, batch_size=3)
     seeds = RowSeeds(3)
-    jobs = running.put(*[decoder.row(PROMPT, Options(**options), seeds) for _ in range(4)])
+    jobs = running.put(*[decoder.maker.row(PROMPT, Options(**options), seeds) for _ in range(4)])
     bad = jobs[1]
 
     holder, name, fails, lost = {

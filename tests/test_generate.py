@@ -154,9 +154,9 @@ def test_wrong_arguments_are_named(demo_pair):
 
 def test_a_row_has_only_what_its_options_use(demo_pair):
     decoder = SpeculativeDecoder(*demo_pair)
-    row = decoder.row("x", Options())
+    row = decoder.maker.row("x", Options())
     assert (row.seed, row.grammar, decoder.prefix_cache) == (b"", None, None)
-    assert "grammars" not in vars(decoder)
+    assert "grammars" not in vars(decoder.maker)
     sampled = Options(temp=1.0, seed=3)
-    first, second = (decoder.row("x", sampled, seeds).seed for seeds in [RowSeeds(3)] * 2)
-    assert decoder.row("x", sampled).seed == first != second
+    first, second = (decoder.maker.row("x", sampled, seeds).seed for seeds in [RowSeeds(3)] * 2)
+    assert decoder.maker.row("x", sampled).seed == first != second

@@ -56,7 +56,7 @@ def fits(form: dict, text: str) -> bool:
 def texts(decoder: SpeculativeDecoder, batch_size: int, **options) -> list:
     """The responses for PROMPTS, each in its own form, `batch_size` side by side."""
     waiting = [
-        decoder.row(prompt, Options(**form, **options), lambda tokens: bytes(16))
+        decoder.maker.row(prompt, Options(**form, **options), lambda tokens: bytes(16))
         for prompt, form in zip(PROMPTS, FORMS, strict=True)
     ]
     with decoder.running(Options(**options)) as driver:
@@ -233,7 +233,7 @@ def test_the_grammar_wins_over_bans(demo_pair):
 )
 def test_a_wrong_form_is_one_line(demo_pair, form, reason):
     with pytest.raises(InputError, match=reason) as error:
-        SpeculativeDecoder(*demo_pair[:2]).check("x", Options(**form))
+        SpeculativeDecoder(*demo_pair[:2]).maker.check("x", Options(**form))
     assert "\n" not in str(error.value) and len(str(error.value)) < 400
 
 

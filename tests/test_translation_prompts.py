@@ -98,7 +98,9 @@ def test_tokens_are_those_of_transformers_template_and_documents_pass(tmp_path, 
     if template == GEMMA:
         for language, missing in ((None, "target_lang: the chat"), ("de", "source_lang: the pr")):
             with pytest.raises(InputError, match=missing):
-                decoder.check([{"role": "user", "content": "a"}], Options(target_lang=language))
+                decoder.maker.check(
+                    [{"role": "user", "content": "a"}], Options(target_lang=language)
+                )
 
 
 @pytest.mark.slow
