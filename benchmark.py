@@ -180,7 +180,7 @@ def compare(
     )
     models = decoder(target)
     prompt_format = models.text.prompt_format()
-    tokens = {p: models.row(prompt_format.prompt(p), options).prompt for p in prompts}
+    tokens = {p: models.maker.row(prompt_format.prompt(p), options).prompt for p in prompts}
     facts = report.describe() | report.sizes(target, draft, tokens)
     print("\n".join(f"{key}: {value}" for key, value in facts.items()), end="\n\n", flush=True)
 

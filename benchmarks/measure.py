@@ -48,7 +48,7 @@ def decoding(target: Any, draft: Any | None = None, batch_size: int = 1, **optio
     prompt_format = models.text.prompt_format()
 
     def run(prompts: Sequence[str]) -> list[Row]:
-        rows = [models.row(prompt_format.prompt(prompt), settings) for prompt in prompts]
+        rows = [models.maker.row(prompt_format.prompt(prompt), settings) for prompt in prompts]
         with models.running(settings) as driver:
             list(driver.decode(Waiting(rows), models.max_batch_size(batch_size)))
         return rows

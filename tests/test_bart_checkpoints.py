@@ -121,7 +121,7 @@ def test_converted_checkpoints_write_transformers_texts(bart_folders, tmp_path, 
         assert greedy(model, source, 8) == output[1:]
     # What a text shows of special tokens: nothing.
     ids = [i for i in (*tokens.all_special_ids, *range(20, 30)) if i < model.config.vocab_size]
-    stream = TextStream(tokenizer, SpeculativeDecoder(model, tokenizer).hidden)
+    stream = TextStream(tokenizer, SpeculativeDecoder(model, tokenizer).maker.hidden)
     languages = {*model.text.languages.codes.values()} if model.text.languages else {}
     expected = tokens.decode([i for i in ids if i not in languages], skip_special_tokens=True)
     assert stream.push(ids) + stream.finish() == expected

@@ -83,7 +83,7 @@ def test_converted_models_agree_with_transformers(tmp_path, raw, kind):
     inputs = padded_inputs(704)
     assert_close(cached_logits(model, *inputs, 7), reference_logits(reference, *inputs))
     assert tokenizer.encode("The house").ids[0] == 2
-    stream = TextStream(tokenizer, SpeculativeDecoder(model, tokenizer).hidden)
+    stream = TextStream(tokenizer, SpeculativeDecoder(model, tokenizer).maker.hidden)
     assert stream.push([2, 5, 300, 3, 301, 6, 1]) == tokenizer.decode([300, 301])  # no special one
     values = json.loads((tmp_path / "out" / "config.json").read_text())
     assert family.config.from_dict(values) == model.config
