@@ -28,7 +28,7 @@ from benchmarks.measure import OtherWay, Way, decoder, decoding, take_turns, wid
 from benchmarks.report import Setting
 from common.errors import InputError
 from decoder import Options, load
-from demo.examples import KINDS, SHORT_KINDS, examples
+from demo.pair import KINDS, SHORT_KINDS, examples
 from demo.widen import CAUSAL_SHAPES, SHAPES
 from speculative.options import DRAFT
 from speculative.timing import CallTimes

@@ -50,8 +50,7 @@ from text.memory import Memory
 from text.rows import Content as Content
 from text.rows import RowMaker
 from text.text_side import TextSide
-from text.tokenizer import piece_of, shared_vocabulary, translation
-from text.tokens_in_texts import completion
+from text.tokenizer import completion, piece_of, shared_vocabulary, translation
 from transformer import EncoderDecoder
 
 BATCH_SIZE = 8

@@ -22,8 +22,7 @@ from benchmarks.measure import decoding, widened
 from benchmarks.report import describe
 from checkpoints.quantization import Quantization
 from decoder import load
-from demo.examples import KINDS, examples
-from demo.pair import DEMO, default_dtype, demo_model
+from demo.pair import DEMO, KINDS, default_dtype, demo_model, examples
 from families.conversion import convert
 from speculative.row import Row
 from speculative.timing import CallTimes

@@ -11,7 +11,7 @@ import numpy as np
 from decoder import Options, SpeculativeDecoder, Stats, load
 from demo.pair import DEMO, default_dtype, demo_model
 from demo.widen import CAUSAL_SHAPES, widen
-from speculative.driver import Waiting
+from speculative.driver import Prompts
 from speculative.row import Row
 
 Way = Callable[[Sequence[str]], list]
@@ -50,7 +50,8 @@ def decoding(target: Any, draft: Any | None = None, batch_size: int = 1, **optio
     def run(prompts: Sequence[str]) -> list[Row]:
         rows = [models.maker.row(prompt_format.prompt(prompt), settings) for prompt in prompts]
         with models.running(settings) as driver:
-            list(driver.decode(Waiting(rows), models.max_batch_size(batch_size)))
+            source = Prompts(rows, lambda row: [row], len(rows))
+            list(driver.decode(source, models.max_batch_size(batch_size)))
         return rows
 
     return run

@@ -1,14 +1,22 @@
-"""The embedded pairs as models to load: converted on first use to mlx_models/ in the current folder."""
+"""The embedded pairs: models to load, converted on first use to mlx_models/ in the current folder; and held-out examples of
+their tasks, with correct answers (from demo/training/tasks.py)."""
 
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
 
 from checkpoints.folder import MODELS, WEIGHTS, is_outdated
+from common.errors import InputError
 from common.reporting import reporter
 from families.conversion import convert
 
 DEMO = Path(__file__).resolve().parent
+SHORT_KINDS = ("number", "sentence", "repair")
+KINDS = (*SHORT_KINDS, "paragraph")
+FILE = DEMO / "examples.jsonl"
 
 
 def default_dtype() -> str:
@@ -23,3 +31,20 @@ def demo_model(role: str) -> Path:
         reporter.note(f"converting the demo {role} model to {output}")
         convert(str(DEMO / role), output, dtype=default_dtype(), exist_ok=True)
     return output
+
+
+@dataclass(frozen=True)
+class Example:
+    kind: str  # one of KINDS
+    prompt: str
+    answer: str
+
+
+def examples(per_kind: int, kinds: Sequence[str] = SHORT_KINDS) -> list[Example]:
+    """The first `per_kind` examples of each kind. InputError if there are fewer."""
+    stored = [Example(**json.loads(line)) for line in FILE.read_text("utf-8").splitlines()]
+    by_kind = [[e for e in stored if e.kind == kind] for kind in kinds]
+    count = min(map(len, by_kind))
+    if per_kind > count:
+        raise InputError(f"the demo has only {count} examples of each kind, not {per_kind}")
+    return [example for of_kind in by_kind for example in of_kind[:per_kind]]

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from common.errors import InputError
 from decoder import Options, SpeculativeDecoder
 from serving.metrics import Metrics
-from speculative.driver import Source, Waiting
+from speculative.driver import Prompts, Source
 from speculative.row import FAILED, Row, Stats
 
 # Finish reasons besides "stop" and "length"
@@ -151,7 +151,7 @@ class Engine:
         """Go on with a row of a batch that failed: only the one that made it fail is to be lost."""
         try:
             if not job.row.finish_reason:
-                self._decode(Waiting([job.row]), 1)
+                self._decode(Prompts([job.row], lambda row: [row], 1), 1)
         except Exception:
             traceback.print_exc()
         if job.row in self._running:

@@ -112,16 +112,6 @@ class Driver:
             yield from finished
 
 
-class Waiting:
-    """A source with all its rows from the start."""
-
-    def __init__(self, rows: Iterable[Row]):
-        self._rows = list(rows)[::-1]
-
-    def take(self, count: int, wait: bool) -> list[Row]:
-        return [self._rows.pop() for _ in range(min(count, len(self._rows)))]
-
-
 class Prompts:
     """A source of rows for prompts: of up to `window` prompts that are available, the longest first."""
 

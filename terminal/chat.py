@@ -14,10 +14,7 @@ from text.text_side import Prompt, PromptFormat
 
 
 def chat(
-    decoder: SpeculativeDecoder,
-    options: Options,
-    prompt_format: PromptFormat,
-    display: Display,
+    decoder: SpeculativeDecoder, options: Options, prompt_format: PromptFormat, display: Display
 ) -> None:
     """Answer what is typed on the terminal until /q or the end of the input. With a chat template the conversation goes
     on; otherwise each prompt stands alone."""

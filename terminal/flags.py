@@ -16,7 +16,6 @@ from common.reporting import reporter
 from speculative.options import DECLARED, EARLY, TEXTS, Declared, Options, Values
 from terminal import cli
 from text.memory import Memory, Report, load_memory
-from text.tokens_in_texts import read_tokens
 
 T = TypeVar("T")
 SHOWN = 20  # unusable lines of a file that are reported one by one
@@ -94,6 +93,21 @@ def read_draft_vocabulary(name: str, tokenizer: Tokenizer) -> Collection[int] | 
     return name if name == "auto" else _read(partial(read_tokens, tokenizer), Path(name))
 
 
+def read_tokens(tokenizer: Tokenizer, path: Path, report: Report) -> set[int]:
+    """The tokens in a file: in the texts of a translation memory (.jsonl, .tmx, .tsv), else in all lines.
+    Errors and `report` as in text.memory.load_memory."""
+    if path.suffix.lower() in (".jsonl", ".tmx", ".tsv"):
+        texts = [pair.text for pair in load_memory(path, report).pairs]
+    else:
+        texts = path.read_text(encoding="utf-8-sig", errors="ignore").splitlines()
+    tokens = set[int]()
+    for text in texts:
+        tokens.update(tokenizer.encode(text, add_special_tokens=False).ids)
+    if not tokens:
+        raise InputError(f"{path} holds no text")
+    return tokens
+
+
 def _read(read: Callable[[Path, Report], T], path: Path) -> T:
     """The result of reading a file. The first lines that cannot be used are reported on stderr."""
     lines: list[str] = []
@@ -160,9 +174,7 @@ def options_of(args) -> Options:
 
 
 def add_options(
-    parser: cli.Parser,
-    without: Collection[str] = (),
-    options: Mapping[str, Declared] = DECLARED,
+    parser: cli.Parser, without: Collection[str] = (), options: Mapping[str, Declared] = DECLARED
 ) -> None:
     """A flag for each option but those in `without`."""
     names = {declared.group for declared in options.values()}

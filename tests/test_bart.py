@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.bart_checkpoints import VARIANTS
 from helpers.bart_models import KINDS, LIVELY
-from helpers.decoding import decode_with
+from helpers.decoding import Waiting, decode_with
 from helpers.models import B, assert_close, cached_logits, reference_logits
 from helpers.oracle import disturbed, flat_weights
 from helpers.pairs import both, known
@@ -21,7 +21,7 @@ from decoder import Batch
 from families.bart import Bart, Config
 from speculative.cache import MASKED
 from speculative.drafting import Drafter, ModelDrafter
-from speculative.driver import Driver, Waiting
+from speculative.driver import Driver
 from speculative.options import Options
 from speculative.row import Row
 from speculative.schedule import Schedule

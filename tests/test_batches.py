@@ -10,7 +10,7 @@ import sys
 
 import mlx.core as mx
 import pytest
-from helpers.decoding import finish, new_driver, new_rows, start
+from helpers.decoding import Waiting, finish, new_driver, new_rows, start
 from helpers.models import random_model
 from helpers.programs import DEMO, PROMPT, call
 from helpers.scripted import EOS, ScriptedModel
@@ -20,7 +20,6 @@ from decoder import Options, SpeculativeDecoder, generate
 from demo.training.tasks import held_out_example
 from families import ram
 from families.conversion import skeleton
-from speculative.driver import Waiting
 from text.text_side import TextSide
 
 CLIP = DEMO / "speech" / "numbers.wav"

@@ -10,16 +10,16 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from helpers.decoding import new_rows, ragged_prompts
+from helpers.decoding import Waiting, new_rows, ragged_prompts
 from helpers.models import cached_logits, padded_inputs, random_model, until
 from helpers.oracle import in_transformers
 from helpers.pairs import RAW, both
 
 from benchmarks import baselines
 from decoder import SpeculativeDecoder, Stats
-from demo.examples import examples
+from demo.pair import examples
 from speculative.beams import BeamBatch
-from speculative.driver import Driver, Waiting
+from speculative.driver import Driver
 from speculative.options import Options
 
 ENDS = (1, 5)

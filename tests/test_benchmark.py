@@ -19,8 +19,7 @@ import benchmark
 from benchmarks import limits, measure
 from benchmarks.report import costs
 from decoder import load
-from demo.examples import examples
-from demo.pair import demo_model
+from demo.pair import demo_model, examples
 from docs.tools import picture
 from families.conversion import convert
 from speculative.timing import CallTimes

@@ -18,7 +18,7 @@ from helpers.texts import chat_tokens
 
 from benchmarks import causal
 from benchmarks.measure import decoder, widened_pair
-from demo.examples import examples
+from demo.pair import examples
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from transformers import T5ForConditionalGeneration
 
 from common.errors import InputError
 from decoder import batch_generate, generate, load, stream_generate
-from demo.examples import examples
+from demo.pair import examples
 from families.conversion import convert
 from speculative.options import Options
 from speculative.sampling import BANNED

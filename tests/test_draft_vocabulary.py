@@ -21,8 +21,8 @@ from speculative.draft_vocabulary import MAX_MISSES, MIN_TOKENS, DraftVocabulary
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
 from speculative.sampling import probabilities
 from speculative.schedule import Schedule
-from text.tokenizer import byte_tokenizer
-from text.tokens_in_texts import completion, read_tokens
+from terminal.flags import read_tokens
+from text.tokenizer import byte_tokenizer, completion
 
 COUPLED = dict(temp=0.9, top_p=0.9, seed=3, acceptance="coupled")
 

@@ -9,14 +9,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from helpers.causal_folders import write
-from helpers.decoding import drafters, finish, new_driver, new_rows
+from helpers.decoding import Waiting, drafters, finish, new_driver, new_rows
 from helpers.laws import LIMIT, TableModel, V, deviation, frequencies, joint_law
 
 from common.errors import InputError
 from decoder import SpeculativeDecoder, load
 from serving.bodies import validated
 from serving.requests import ResponseRequest
-from speculative.driver import Waiting
 from speculative.grammar import Matcher
 from speculative.options import Options
 from speculative.row import FAILED, respond

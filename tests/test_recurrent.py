@@ -7,7 +7,15 @@ pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.t
 
 from helpers import causal_folders
 from helpers.causal_models import alone, build, prompts
-from helpers.decoding import RashSchedule, decode_with, new_rows, partial_steps, start, total
+from helpers.decoding import (
+    RashSchedule,
+    Waiting,
+    decode_with,
+    new_rows,
+    partial_steps,
+    start,
+    total,
+)
 
 from common.errors import InputError
 from decoder import Batch, SpeculativeDecoder
@@ -16,7 +24,7 @@ from families.causal import MASKED, CausalCache, CausalModel
 from speculative import prefill
 from speculative.cached_model import CachedModel
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
-from speculative.driver import Driver, Waiting
+from speculative.driver import Driver
 from speculative.options import Options
 from text.tokenizer import byte_tokenizer
 

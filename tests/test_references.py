@@ -5,13 +5,20 @@ import random
 from operator import itemgetter
 
 import pytest
-from helpers.decoding import decode_with, drafters, new_driver, new_rows, ragged_prompts, total
+from helpers.decoding import (
+    Waiting,
+    decode_with,
+    drafters,
+    new_driver,
+    new_rows,
+    ragged_prompts,
+    total,
+)
 from helpers.programs import call
 from helpers.scripted import Clock, agreeing, plain
 
 from decoder import Options, SpeculativeDecoder, batch_generate, generate
 from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
-from speculative.driver import Waiting
 from text.memory import Memory, Pair
 from text.text_side import Prompt
 

@@ -13,6 +13,7 @@ import torch
 import transformers
 from helpers.bart_models import lively_model
 from helpers.decoding import (
+    Waiting,
     decode_with,
     drafters,
     new_driver,
@@ -25,7 +26,6 @@ from helpers.models import random_model
 from helpers.oracle import disturbed, with_eos
 
 from speculative.drafting import ModelDrafter
-from speculative.driver import Waiting
 from speculative.options import Options
 from speculative.row import Row
 from speculative.rules import RULES, accept_block, accept_token

@@ -3,7 +3,7 @@
 import pytest
 
 from decoder import Batch, batch_generate
-from demo.examples import examples
+from demo.pair import examples
 from terminal.summary import Summary, sparkline
 
 

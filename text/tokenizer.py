@@ -6,7 +6,7 @@ Importing transformers takes seconds; only conversion does, which writes a token
 import contextlib
 import json
 import re
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from pathlib import Path
 from textwrap import shorten
 
@@ -18,6 +18,7 @@ FILE = "tokenizer.json"
 SOURCE_FILE = "source_tokenizer.json"  # if a model reads with another tokenizer than it writes with
 # Begins the names of pieces that no text is cut into: where one vocabulary serves two tokenizers, the other's.
 UNUSED = "\ue001"
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 @contextlib.contextmanager
@@ -152,3 +153,20 @@ def shared_vocabulary(target: Tokenizer, draft: Tokenizer) -> int:
             hint = "lookup and memories draft without one"
             raise InputError(f"{other}: token {i} is {theirs!r}, not {ours!r}; {hint}")
     return min(map(len, listed))
+
+
+def completion(tokenizer: Tokenizer) -> Callable[[Collection[int]], set[int]]:
+    """A function that adds to tokens those that any text in their scripts may need: special tokens, language codes,
+    bytes and single characters. A script is approximated by a block of 256 Unicode characters."""
+    special = set(tokenizer.get_added_tokens_decoder())
+    named = {i: piece for piece, i in tokenizer.get_vocab(with_added_tokens=False).items()}
+    special |= {i for i, piece in named.items() if _BYTE.fullmatch(piece)}
+    letters = {i: p.lstrip("▁Ġ") or "a" for i, p in named.items() if len(p) <= 2}
+    blocks = {i: ord(p) >> 8 for i, p in letters.items() if len(p) == 1}
+
+    def complete(tokens: Collection[int]) -> set[int]:
+        scripts = {0, 1}  # Latin; a byte-level tokenizer's bytes
+        scripts |= {ord(c) >> 8 for token in tokens for c in named.get(token, "")}
+        return special | set(tokens) | {i for i, block in blocks.items() if block in scripts}
+
+    return complete

@@ -19,7 +19,7 @@ import random
 import zlib
 from dataclasses import asdict, dataclass
 
-from demo.examples import FILE, KINDS, SHORT_KINDS, Example
+from demo.pair import FILE, KINDS, SHORT_KINDS, Example
 from demo.training import spelling
 
 SENTENCE_LANGUAGES = ("German", "French", "Spanish")

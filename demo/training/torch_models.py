@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
-from demo.examples import KINDS, SHORT_KINDS
+from demo.pair import KINDS, SHORT_KINDS
 from demo.training.tasks import SENTENCE_LANGUAGES
 
 PAD, EOS = 0, 1

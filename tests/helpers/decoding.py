@@ -1,13 +1,14 @@
 """Decoding rows of tokens in tests: with any model and drafter, in batches, without text."""
 
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 
 from decoder import Batch
 from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
-from speculative.driver import Driver, Waiting
+from speculative.driver import Driver
 from speculative.options import Options
 from speculative.row import Row, Stats
 from speculative.sampling import RowSeeds
@@ -49,6 +50,16 @@ class RashSchedule(Fixed):
     def plan(self, candidates, room, wanted=None):
         self.num_draft = self._rng.choice((0, 0, 0, 0, 3, 7))
         return replace(super().plan(candidates, room), idle_next=self.num_draft == 0)
+
+
+class Waiting:
+    """A source with all its rows from the start."""
+
+    def __init__(self, rows: Iterable[Row]):
+        self._rows = list(rows)[::-1]
+
+    def take(self, count: int, wait: bool) -> list[Row]:
+        return [self._rows.pop() for _ in range(min(count, len(self._rows)))]
 
 
 def new_rows(model, prompts, options: Options) -> list[Row]:

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 import mlx.core as mx
 import numpy as np
 
-from helpers.decoding import new_driver, new_rows
+from helpers.decoding import Waiting, new_driver, new_rows
 from speculative.cache import CrossCache
-from speculative.driver import Waiting
 from speculative.model import Model
 from speculative.options import Options
 from speculative.sampling import Draft, _padded_q, probabilities
