@@ -153,6 +153,7 @@ OF_ONE_VARIANT = ["penalty", "words", "all"]
     [("v1.1", OF_ONE_VARIANT), ("mt5", [n for n in SETTINGS if n not in OF_ONE_VARIANT])],
 )
 def test_texts_are_those_of_generate(variant, names):
+    """All settings together in every way, each of them in one."""
     (reference, model), prompts = both(checkpoints.VARIANTS[variant]), ragged_prompts(8, 61)
     # transformers' 5.23 is too short where the decoder has more layers than the encoder.
     reference.generation_config.use_cache = False
@@ -160,16 +161,16 @@ def test_texts_are_those_of_generate(variant, names):
     draft = disturbed(model, 0.1)
     plain = reference_texts(reference, prompts, LIMIT_TOKENS, [EOS])
     partial = changed = 0
-    for name in names:
+    for i, name in enumerate(names):
         wishes = in_transformers(SETTINGS[name])
         expected = reference_texts(reference, prompts, LIMIT_TOKENS, [EOS], **wishes)
         changed += expected != plain
-        for kind, num_draft, batch_size in WAYS:
+        for kind, num_draft, batch_size in WAYS if name == "all" else [WAYS[i % 2]]:
             options = SETTINGS[name] | dict(num_draft=num_draft, max_tokens=LIMIT_TOKENS)
             rows = decode_with(model, drafters(draft)[kind], prompts, batch_size, **options)
             assert [row.generated for row in rows] == expected, (name, kind, num_draft, batch_size)
             partial += partial_steps(rows, num_draft)
-    assert partial > 10 * len(names) and 2 * changed >= len(names)
+    assert partial > 5 * len(names) and 2 * changed >= len(names)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -192,6 +193,6 @@ def law() -> np.ndarray:
 @pytest.mark.slow
 def test_sampled_rows_have_the_law_of_what_is_processed():
     options = Options(num_draft=3, temp=0.7, acceptance="token", seed=1, max_tokens=4, **LAW)
-    rows = decoded(options, drafters(TableModel(1))["both"])
+    rows = decoded(options, drafters(TableModel(1))["both"], count=10_000)
     assert total(rows[:1000]).accepted > 100
     assert deviation_of(rows, law()) < LIMIT
