@@ -30,11 +30,7 @@ from speech.rules import TASKS
 from speech.segments import Segment, Transcript
 from speech.transcriber import Transcriber
 
-OPENAI_NAMES = (  # of models, by which clients call a speech model
-    *("whisper-1", "gpt-4o-transcribe", "gpt-4o-mini-transcribe", "gpt-realtime-whisper"),
-    *("gpt-4o-mini-transcribe-2025-03-20", "gpt-4o-mini-transcribe-2025-12-15"),
-    *("whisper-large-v3", "whisper-large-v3-turbo", "distil-whisper-large-v3-en"),
-)
+OPENAI_NAMES = ("whisper-*", "gpt-*transcribe*", "gpt-*-whisper", "distil-whisper-*")  # patterns
 _MARKS = string.whitespace + BEFORE + AFTER  # around words, of which OpenAI's have none
 _SAME = {  # fields that are options of the same name
     *("language", "temperature", "best_of", "hotwords", "condition_on_previous_text"),

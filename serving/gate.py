@@ -5,6 +5,7 @@ import ipaddress
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
@@ -40,7 +41,7 @@ class Gate:
     """The checks that requests pass first. Each raises HTTPException."""
 
     name: str  # the model's
-    names: Sequence[str] = ()  # by which requests may also call it
+    names: Sequence[str] = ()  # by which requests may also call it, or patterns of them
     api_key: str | None = None
     hosts: Sequence[str] = ()  # names by which clients may address the server; *: any
     origins: Sequence[str] = ()  # whose pages may send requests; *: any
@@ -73,5 +74,6 @@ class Gate:
 
     def check_model(self, name: str | None) -> None:
         """Refuse another model than the one that is served. None: any."""
-        if name and name not in (self.name, *self.names):
+        known = self.name, *self.names
+        if name and name not in known and not any(fnmatchcase(name, each) for each in known):
             raise HTTPException(404, f"this server has only the model {self.name}")

@@ -230,7 +230,7 @@ def server(folder):
 def session(server, *events, **how):
     """A connection as a browser makes it: sends these events, and yields what sends one and reads up to a type."""
     client_of = pytest.importorskip("websockets.sync.client")
-    address = f"ws://127.0.0.1:{server.port}/v1/realtime?model=gpt-4o-transcribe"
+    address = f"ws://127.0.0.1:{server.port}/v1/realtime?model=gpt-transcribe"
     protocols = ["realtime", "openai-insecure-api-key.key"]
     with client_of.connect(address, subprotocols=protocols, **how) as live:
         assert live.subprotocol == "realtime"
