@@ -116,8 +116,7 @@ def run_command(args, ranks: Ranks) -> None:
 def translate(
     runner: FileTranslator, files: Sequence[File], unread: Sequence[InputError], report: Path | None
 ) -> None:
-    """Translate files and say what a reader should know. InputError at the end if some were not translated, or could not
-    be read."""
+    """Translate files and say what a reader should know. InputError at the end if some could not be read or translated."""
     failures = [*unread]
     reports = dict[str, str]()
     for file, result in runner.run(files):

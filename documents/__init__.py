@@ -40,7 +40,7 @@ _INSTEAD = {
 
 # Keyword arguments of `parse`, and the formats that have them
 OPTIONS = {
-    "bilingual": (".txt", ".srt", ".vtt", ".ass", ".ssa"),
+    "bilingual": tuple(ending for ending in FORMATS if ending not in (".po", ".pot")),
     "cue_by_cue": (".srt", ".vtt", ".ass", ".ssa"),
     "fuzzy": (".po", ".pot"),
 }

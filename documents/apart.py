@@ -1,5 +1,4 @@
-"""Documents read and written in a process of their own, with limits of time and memory: what some file does to its parser
-then happens to nobody else."""
+"""Documents read and written in a process of their own, with limits of time and memory."""
 
 import pickle
 import resource

@@ -9,26 +9,18 @@ from documents.inline import STAND_IN, Event
 
 _KEPT = "kept"
 _WORD = re.compile(r"\w+|[^\w\s]")
-
-
 Events = Callable[[str], Iterable[Event]]  # of some markup
 
 
 @dataclass
 class Outline:
-    """The parts of a passage that must not change.
+    """The parts of a passage that must not change."""
 
-    parts: how often things are there that have no words of the text, and elements, each with the one that it is in if that
-           matters
-    loose: tags that have no partner, in their order
-    looks: how often looks are there
-    shown: the words that a reader sees
-    """
-
+    # What has no words of the text, and elements, each with the one that it is in if that matters
     parts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    loose: list[str] = field(default_factory=list)
+    loose: list[str] = field(default_factory=list)  # tags that have no partner, in their order
     looks: Counter[str] = field(default_factory=Counter)
-    shown: str = ""
+    shown: str = ""  # the words that a reader sees
 
 
 def outline_of(events: Iterable[Event]) -> Outline:
@@ -47,14 +39,12 @@ def outline_of(events: Iterable[Event]) -> Outline:
             stack.append(event)
             if event.mark == "look":
                 outline.looks[event.raw] += 1
-            elif event.mark == "phrase":
-                outline.parts[event.raw, ""] += 1
             else:
                 around = parents[-1] or f"after {len(outline.loose)} tags without partners"
                 outline.parts[event.raw, around] += 1
                 parents.append(event.raw)
         elif stack and stack[-1].name == event.name:
-            if stack.pop().mark not in ("look", "phrase"):
+            if stack.pop().mark != "look":
                 parents.pop()
         else:
             outline.loose.append(f"{event.raw} in {len(stack)}")

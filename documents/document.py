@@ -22,55 +22,37 @@ _LINE_BREAK = re.compile(rf"(?:{NEWLINE.pattern})\Z")
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A text to translate, such as a paragraph, and where it is in its source: one part or more, such as lines.
-
-    location:     for messages, such as "line 3"
-    formatting:   spans of the text with something of their own, such as a link or, empty, a note; see marks.py
-    breaks:       where in the text a line begins besides the first. A translation may have line feeds in their places
-    cues:         the number of the cue that each span is in, for subtitles
-    placeholders: a pattern of what a translation must keep besides the usual ones
-    """
+    """A text to translate, such as a paragraph, and where it is in its source: one part or more, such as lines."""
 
     text: str
     spans: tuple[Span, ...]
-    location: str = ""
-    formatting: tuple[Span, ...] = ()
-    breaks: tuple[int, ...] = ()
-    cues: tuple[int, ...] = ()
-    placeholders: str = ""
+    location: str = ""  # for messages, such as "line 3"
+    formatting: tuple[Span, ...] = ()  # of links and the like or, empty, notes; see marks.py
+    breaks: tuple[int, ...] = ()  # where lines begin in the text; line feeds in a translation
+    cues: tuple[int, ...] = ()  # the number of the cue that each span is in, for subtitles
+    placeholders: str = ""  # a pattern of what a translation must keep besides the usual ones
 
 
 @dataclass(frozen=True)
 class Written:
-    """A document with other texts.
-
-    plain:    words whose formatting could not be kept
-    problems: what a reader should check of passages, by their number
-    notes:    what a reader should know of the whole document
-    """
+    """A document with other texts."""
 
     data: bytes
-    plain: Sequence[str] = ()
-    problems: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    notes: Sequence[str] = ()
+    plain: Sequence[str] = ()  # words whose formatting could not be kept
+    problems: Mapping[int, Sequence[str]] = field(default_factory=dict)  # to check, by passage
+    notes: Sequence[str] = ()  # what a reader should know of the whole document
 
 
 @dataclass(frozen=True)
 class Document:
-    """A document in some format.
-
-    write:        the document with a text for each passage; None keeps a passage as it is. With targets of each passage's
-                  formatting; None: at the same words or the same place
-    strict:       a passage whose translation lost a placeholder stays as it is
-    notes:        what a reader should know of the whole document
-    for_language: the document for a target language's code, where that changes the passages
-    """
+    """A document in some format. write: the document with a text for each passage; None keeps a passage as it is. With
+    targets of each passage's formatting; None: at the same words or the same place"""
 
     passages: Sequence[Passage]
     write: Callable[..., Written]
-    strict: bool = False
-    notes: Sequence[str] = ()
-    for_language: "Callable[[str], Document] | None" = None
+    strict: bool = False  # a passage whose translation lost a placeholder stays as it is
+    notes: Sequence[str] = ()  # what a reader should know of the whole document
+    for_language: "Callable[[str], Document] | None" = None  # it for a language
 
 
 class Fitted(NamedTuple):

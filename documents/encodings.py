@@ -21,9 +21,8 @@ def decoded(
     encoding: str | None = None,
     is_markup: bool = False,
 ) -> Document:
-    """The document that `parse` makes of the data in UTF-8; it is written in its own encoding again, if that has all
-    characters. encoding: after a byte-order mark; None: as declared, UTF-8, or else a guess, which is noted. is_markup: it
-    may declare its encoding, and write characters as numbers. InputError if the encoding is wrong."""
+    """The document that `parse` makes of the data in UTF-8, written in its own encoding again if possible. encoding: after
+    a byte-order mark; None: as declared, if is_markup, UTF-8, or a guess, which is noted. InputError if it is wrong."""
     if data.startswith(b"PK"):  # an archive
         return parse(data)
     name, is_guess = _encoding(data, encoding, is_markup)

@@ -21,19 +21,13 @@ REPORT_HEAD = "file\tplace\tsource\ttext\tcheck\n"
 
 
 class File(NamedTuple):
-    """A document to translate.
+    """A document to translate."""
 
-    name:    as it was given
-    inside:  its place below the folder that was given
-    digest:  of what it was read from
-    output:  where its translation goes; None: to standard output
-    """
-
-    name: str
+    name: str  # as it was given
     document: Document
-    digest: str
-    inside: Path = Path()
-    output: Path | None = None
+    digest: str  # of what it was read from
+    inside: Path = Path()  # its place below the folder that was given
+    output: Path | None = None  # where its translation goes; None: to standard output
 
 
 def files_of(names: Iterable[str]) -> Iterator[tuple[str, Path]]:
@@ -81,8 +75,7 @@ def load_all(
 def output_of(
     name: str, output: Path | None, languages: Sequence[str | None], inside: Path = Path()
 ) -> Path | None:
-    """The file of a document's translation; None: stdout. languages: source and target. inside: the document's place below
-    the folder that was named, which an output folder keeps."""
+    """The file of a document's translation; None: stdout. languages: source and target. inside: see `File`"""
     if str(output or name) == STDIN:
         return None
     if output and not output.is_dir():
@@ -107,15 +100,11 @@ def _in_language(stem: str, source: str | None, target: str) -> str:
 
 @dataclass
 class FileTranslator:
-    """Translates files in the same batches. Those that an interrupted run with the same key has finished are passed over.
-
-    key:   what translations depend on besides their documents
-    force: replace files that exist
-    """
+    """Translates files in the same batches. Those that an interrupted run with the same key has finished are passed over."""
 
     translator: Translator
-    key: str
-    force: bool = False
+    key: str  # what translations depend on besides their documents
+    force: bool = False  # replace files that exist
 
     def check(self, files: Sequence[File]) -> None:
         """InputError if an output exists that this run may not replace, or cannot be written."""

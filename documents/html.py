@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from html import escape, unescape
 from posixpath import dirname, join, normpath
@@ -37,7 +38,7 @@ _STAYING_CLASSES = {
     **dict.fromkeys("katex katex-display mathjax mathjax_display mathjax_svg".split(), STAND_IN),
     **dict.fromkeys("mathjax_chtml notranslate".split(), STAND_IN),
 }
-_CHECKED = dict.fromkeys(_PHRASES, "phrase") | dict.fromkeys(("ruby", "rb"), "run")
+_CHECKED = dict.fromkeys(_PHRASES, "look") | dict.fromkeys(("ruby", "rb"), "run")
 _READING = re.compile(r"(?i)<(rt|rp)\b[^>]*>[^<]*</\1\s*>|<[^>]*>")
 _NOTE = re.compile(r"[\[(]\s*(?:\d{1,3}|[a-z]|[*†‡§¶↩↑]+)\s*[\])]|\d{1,3}|[*†‡§¶↩↑^]*")
 _SHORT = 24  # tokens: longer elements are no notes
@@ -45,15 +46,16 @@ _SPACE = " \t\r\n\f"
 _SPACES = re.compile(f"[{_SPACE}]+")
 # The words of a text, and the space at its ends
 _PARTS = re.compile(rf"[{_SPACE}]+|[^{_SPACE}]+(?:[{_SPACE}]++[^{_SPACE}]++)*+")
+_SINGLE = {"title", "nav", "option"}  # where no source stands beside its translation
 _CHAPTERS = {"application/xhtml+xml", "text/html", "application/x-dtbncx+xml"}
 _ENCRYPTED = "META-INF/encryption.xml"
 _FONT = b"http://www.idpf.org/2008/embedding", b"http://ns.adobe.com/pdf/enc#RC"  # only fonts
 
 
-def parse(data: bytes, stays: Collection[str] = ()) -> Document:
+def parse(data: bytes, stays: Collection[str] = (), bilingual: bool = False) -> Document:
     """stays: names of elements that are not translated, besides HTML's"""
     is_xml = as_text(data).lstrip("\ufeff").startswith("<?xml")
-    return _page(data, is_xml, _BLOCKS, None, _staying(stays) | _STAYS)
+    return _page(data, is_xml, _BLOCKS, None, stays, bilingual=bilingual)
 
 
 def parse_xml(
@@ -63,15 +65,10 @@ def parse_xml(
     stays: Collection[str] = (),
     is_outlined: bool = True,
 ) -> Document:
-    """Text whose tags have no meaning of HTML's. splits: names of tags that end a sentence; inline: of those that do not;
-    stays: of elements that are not translated. is_outlined: besides, an element is a text of its own if its parent has no
-    words beside it"""
+    """Text whose tags have no meaning of HTML's. splits: tags that end a sentence; inline: that do not; stays: elements that
+    are not translated. is_outlined: an element is a text of its own, too, if its parent has no words beside it"""
     named, within = ({name.lower() for name in each} for each in (splits, inline))
-    return _page(data, True, named, within if is_outlined else None, _staying(stays), False)
-
-
-def _staying(names: Collection[str]) -> dict[str, str]:
-    return {name.lower(): STAND_IN for name in names}
+    return _page(data, True, named, within if is_outlined else None, stays, False)
 
 
 def _page(
@@ -79,24 +76,29 @@ def _page(
     is_xml: bool,
     splits: Collection[str],
     inline: Collection[str] | None,
-    stays: Mapping[str, str],
+    stays: Collection[str],
     is_html: bool = True,
+    bilingual: bool = False,
 ) -> Document:
+    staying = {name.lower(): STAND_IN for name in stays} | (_STAYS if is_html else {})
+
     def find(source: str) -> Iterator[Paragraph]:
-        reader = _Reader(source, is_xml, stays, is_html)
+        reader = _Reader(source, is_xml, staying, is_html)
         outlined = set() if inline is None else reader.outlined(inline)
         return reader.paragraphs(reader.named(splits) | outlined)
 
     parts = partial(events_of, is_xml, _CHECKED, ("rt", "rp"))
-    return in_markup(data, find, Markup(partial(escape, quote=False), parts))
+    below = "<br/>{}".format if bilingual else None
+    markup = Markup(partial(escape, quote=False), parts, below=below)
+    return in_markup(data, find, markup)
 
 
 def _shown(raw: str) -> str:
     return _SPACES.sub(" ", unescape(raw)).replace("\xad", "")
 
 
-def parse_epub(data: bytes) -> Document:
-    return in_archive(data, _chapters, _chapter)
+def parse_epub(data: bytes, bilingual: bool = False) -> Document:
+    return in_archive(data, _chapters, partial(_chapter, bilingual=bilingual))
 
 
 def _chapters(files: Mapping[str, bytes]) -> set[str]:
@@ -113,16 +115,15 @@ def _chapters(files: Mapping[str, bytes]) -> set[str]:
     return names
 
 
-def _chapter(data: bytes, name: str) -> Document:
+def _chapter(data: bytes, name: str, bilingual: bool) -> Document:
     if b"<ncx" in data[:2000] or name.endswith(".ncx"):
         return decoded(partial(parse_xml, stays=["docauthor"]), data, is_markup=True)
-    parse = partial(_page, is_xml=True, splits=_BLOCKS, inline=None, stays=_STAYS)
-    return decoded(parse, data, is_markup=True)
+    parse = partial(_page, is_xml=True, splits=_BLOCKS, inline=None, stays=())
+    return decoded(partial(parse, bilingual=bilingual), data, is_markup=True)
 
 
 class _Reader:
-    """Reads the paragraphs of a page, tag by tag. stays: elements that are not translated, with what they show in the text;
-    is_html: the others have HTML's meaning"""
+    """Reads the paragraphs of a page. stays: elements that stay, with what they show; is_html: others are HTML's"""
 
     def __init__(self, source: str, is_xml: bool, stays: Mapping[str, str], is_html: bool):
         self.source = source
@@ -156,14 +157,18 @@ class _Reader:
         """blocks: the tags that end a sentence"""
         events = list[Event]()
         after = 0
+        single = -1  # the last tag of such an element
         for number, token in enumerate(self.tokens):
             if number < after:
                 continue
             is_block = token.name != "" and number in blocks
-            if is_block:
-                yield from paragraphs_of(self.source, events)
-                events = []
             last = self.ends.get(number, number)
+            if is_block:
+                for each in paragraphs_of(self.source, events):
+                    yield replace(each, is_single=number <= single)
+                events = []
+            if token.name in _SINGLE:
+                single = max(single, last)
             whole = self._as_a_whole(number, last, is_block) if last > number else None
             if whole:
                 events.append(whole)

@@ -16,36 +16,28 @@ MAX_MARKS = 400  # of a paragraph; with more, it is written without them
 class Event(NamedTuple):
     """A part of some markup.
 
-    kind:   "text"; "anchor"; "break", an anchor that is shown as its words, for a line break a space; "open" and "close", of
-            something around words; or "hole", which has paragraphs of its own
-    words:  the text, or what an anchor shows
-    name:   of what is opened or closed
-    mark:   the kind of mark that is opened. For the check alone: "phrase", an element that may be in another one, and "run",
-            which may be lost, doubled or split
-    run:    that a text is in; before: the one in which it begins; after: the one in which it ends
-    raw:    what is written, or for the check what must be there again; empty: as in the source
+    kind: "text"; "anchor"; "break", an anchor that is shown as its words, for a line break a space; "open" and "close", of
+          something around words; or "hole", which has paragraphs of its own
+    mark: the kind of mark that is opened; for the check alone "run", which may be lost, doubled or split
     """
 
     kind: str
     start: int
     stop: int
-    words: str = ""
-    name: str = ""
+    words: str = ""  # the text, or what an anchor shows
+    name: str = ""  # of what is opened or closed
     mark: str = ""
-    run: Run | None = None
-    before: Run | None = None
-    after: Run | None = None
-    raw: str = ""
+    run: Run | None = None  # that a text is in
+    before: Run | None = None  # in which it begins
+    after: Run | None = None  # in which it ends
+    raw: str = ""  # what is written or, for the check, must be there again; empty: as in the source
 
 
 def paragraphs_of(
     source: str, events: Sequence[Event], breaks: Sequence[int] = (), drops: bool = False
 ) -> Iterator[Paragraph]:
-    """The paragraphs of these parts of a source.
-
-    breaks: where lines begin in the source that a paragraph's translation has, too
-    drops:  see `Paragraph`; its spans are to be the lines'
-    """
+    """The paragraphs of these parts of a source. breaks: where lines begin in it that a paragraph's translation has, too;
+    drops: see `Paragraph`; its spans are to be the lines'"""
     for part in _split(events):
         if not drops:
             part = _trimmed(part)

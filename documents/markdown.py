@@ -40,7 +40,7 @@ _BREAK = regex.compile(r"(?<! ) {2,}$|(?<!\\)(?:\\\\)*\K\\$")
 _ALERT = re.compile(r"\[!\w+\][+-]?(?:\s+|$)")
 
 
-def parse(data: bytes) -> Document:
+def parse(data: bytes, bilingual: bool = False) -> Document:
     parser = _parser()
     source = as_text(data)
     names = dict[str, Any]()  # what links and notes refer to
@@ -49,7 +49,8 @@ def parse(data: bytes) -> Document:
         for each in _passages(source, parser, names)
         for paragraph in _paragraphs(each, parser, names)
     ]
-    markup = Markup(str, partial(_events, parser, names), _fit, _escaped)
+    below = "<br/>{}".format if bilingual else None
+    markup = Markup(str, partial(_events, parser, names), _fit, _escaped, below)
     return in_markup(data, lambda _: paragraphs, markup)
 
 

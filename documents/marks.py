@@ -18,10 +18,7 @@ WORD = regex.compile(r"(?w)(?<!\{\d{0,4})\w.*?(?=\b)")
 def targets_of(
     pairs: Sequence[Sentence], formatting: Sequence[Span], aligned: Mapping[Sentence, Align]
 ) -> list[Target]:
-    """The targets of a passage's formatting in its translation.
-
-    pairs: the passage's sentences, which joined are its text, and theirs; aligned: where the words of some are
-    """
+    """The targets of a passage's formatting. pairs: all its sentences; aligned: where the words of some are"""
     sources, texts = zip(*pairs, strict=True)
     whole = "".join(sources)
     starts = [0, *accumulate(map(len, sources))]
@@ -77,8 +74,7 @@ def _trimmed(text: str, span: Span) -> Span:
 
 
 def _same_words(source: str, text: str, mark: Span) -> tuple[Span | None, bool]:
-    """The place of the words that a mark is around or within, and whether it has them as often as the source; if
-    not, the nearest."""
+    """The nearest place of the words that a mark is around or within, and whether both have them as often."""
     edges = _boundaries(source)
     start, end = max(i for i in edges if i <= mark[0]), min(i for i in edges if i >= mark[1])
     here, there = (_finds(each, source[start:end]) for each in (source, text))

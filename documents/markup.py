@@ -1,7 +1,8 @@
 """Documents of paragraphs with marks, alone or in archives."""
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -9,28 +10,24 @@ from zipfile import ZipFile
 
 from common.errors import InputError, errors_name
 from documents.check import Events, fault_of, outline_of, with_kept
-from documents.document import Document, Fitted, Passage, Targets, in_text, joined
+from documents.document import Document, Fitted, Passage, Target, Targets, in_text, joined
 from documents.inline import STAND_IN
 from documents.marks import targets_of
 from documents.paragraph import Paragraph, Writer, lost_marks, placed, plain_spans
 
+_ID = re.compile(r"""\s(?:xml:)?(?:id|name)\s*=\s*(?:"[^"]*"|'[^']*'|[^\s>]+)""")
 MAX_UNPACKED = 1 << 29  # bytes of an archive
 
 
 @dataclass(frozen=True)
 class Markup:
-    """A format of paragraphs with marks.
+    """A format of paragraphs with marks."""
 
-    escape: writes a text as markup
-    events: the parts of some markup, for the check
-    lines:  spreads a paragraph's markup over its lines; None: its spans are no lines
-    plain:  writes a text that has no markup, whatever it says; None: the same as `escape`
-    """
-
-    escape: Callable[[str], str]
-    events: Events
-    lines: Callable[[Paragraph, str], list[str]] | None = None
-    plain: Callable[[str], str] | None = None
+    escape: Callable[[str], str]  # writes a text as markup
+    events: Events  # the parts of some markup, for the check
+    lines: Callable[[Paragraph, str], list[str]] | None = None  # of markup, if spans are lines
+    plain: Callable[[str], str] | None = None  # writes a text that has no markup, whatever it says
+    below: Callable[[str], str] | None = None  # makes a translation stand behind its source
 
 
 def in_markup(
@@ -47,10 +44,13 @@ def _fit(
     assert isinstance(paragraph, Paragraph)
     if text == paragraph.text:
         return None
+    if targets is None:
+        targets = targets_of([(paragraph.text, text)], paragraph.formatting, {})
+    if markup.below and not paragraph.is_single:
+        return _with_source(markup, source, paragraph, text, targets)
     raw = paragraph.raw or "".join(source[start:stop] for start, stop in paragraph.spans)
     kept = {} if markup.lines else _kept(source, paragraph)
     before = outline_of(with_kept(markup.events, raw, kept))
-    targets = targets or targets_of([(paragraph.text, text)], paragraph.formatting, {})
     spans = placed(paragraph, text, targets)
     lost = [*lost_marks(paragraph, spans, targets)]
     words = " ".join([*paragraph.without_stand_ins(text, " ").split(), ""])
@@ -74,6 +74,29 @@ def _fit(
     return Fitted(parts, (), [f"not translated: {fault}"])
 
 
+def _with_source(
+    markup: Markup, source: str, paragraph: Paragraph, text: str, targets: Sequence[Target]
+) -> Fitted | None:
+    """The source, and behind it the translation with what may be there twice: formatting, and what the text shows."""
+    repeated = [
+        (replace(mark, opens=_ID.sub("", mark.opens)), target)
+        for mark, target in zip(paragraph.marks, targets, strict=True)
+        if mark.may_be_plain or (mark.kind == "anchor" and paragraph.shown(mark))
+    ]
+    marks = tuple(mark for mark, _ in repeated)
+    copy = replace(paragraph, marks=marks, ends=("", ""))
+    raw = Writer(copy, paragraph.text, [mark.span for mark in marks], markup.escape).parts()[0]
+    alone = replace(markup, below=None)
+    fitted = _fit(alone, source, replace(copy, raw=raw), text, [target for _, target in repeated])
+    parts = [source[start:stop] for start, stop in paragraph.spans]
+    if not fitted or fitted.parts == parts or not markup.below:
+        return fitted
+    head = paragraph.ends[1]
+    tail = paragraph.run.tail if paragraph.run and head else ""
+    parts[-1] += f"{tail}{markup.below(' '.join(filter(None, fitted.parts)))}{head}"
+    return fitted._replace(parts=parts)
+
+
 def _kept(source: str, paragraph: Paragraph) -> Mapping[str, str]:
     """The markup that stays as it is, with what it shows in the text."""
     kept = dict[str, str]()
@@ -82,7 +105,8 @@ def _kept(source: str, paragraph: Paragraph) -> Mapping[str, str]:
         if mark.kind == "anchor" and shown.startswith("{"):
             shown = STAND_IN
         if mark.kind in ("anchor", "break"):
-            kept[source[slice(*mark.source_span)].strip()] = shown
+            raw = source[slice(*mark.source_span)].strip()
+            kept |= {raw: shown, _ID.sub("", raw): shown}
     return kept
 
 

@@ -27,24 +27,18 @@ class Run(NamedTuple):
 class Mark:
     """Markup around words of a text or, as an anchor, at a place in it.
 
-    span:   of the words in the text; an anchor stands for them
-    source_span: where it is in the source, with its words
-    opens:  the markup before its words, or an anchor's
-    closes: the markup behind them
-    kind:   "run", of Word, which has no markup of its own; "look", which like it may become plain; "link", which keeps a word;
-            "change"; "element"; "range", which may begin and end in different elements; "anchor"; "break", an anchor that is
-            shown as its words and goes where they go; or "loose", a tag whose partner is elsewhere
-    run:    what its words are written in
-    own_words: a link's, without stand-ins, for a text that has none for it
+    kind: "run", of Word, which has no markup of its own; "look", which like it may become plain; "link", which keeps a word;
+          "change"; "element"; "range", which may begin and end in different elements; "anchor"; "break", an anchor that is
+          shown as its words and goes where they go; or "loose", a tag whose partner is elsewhere
     """
 
-    span: Span
-    source_span: Span
-    opens: str = ""
-    closes: str = ""
+    span: Span  # of the words in the text; an anchor stands for them
+    source_span: Span  # with its words
+    opens: str = ""  # the markup before its words, or an anchor's
+    closes: str = ""  # the markup behind them
     kind: str = "anchor"
-    run: Run | None = None
-    own_words: str = ""
+    run: Run | None = None  # what its words are written in
+    own_words: str = ""  # a link's, for a text that has none for it
 
     @property
     def is_anchor(self) -> bool:
@@ -63,21 +57,15 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Paragraph(Passage):
-    """A text and its marks, in the source's order, the outer ones first.
+    """A text and its marks, in the source's order, the outer ones first."""
 
-    raw:     its markup, if its spans are lines and the marks' places are in this
-    longest: where the longest text between two marks is in the source
-    run:     what text without a mark is written in
-    ends:    the end of the run that the paragraph's source begins in, and the head of the one that it ends in
-    drops:   formatting whose words became plain is left out
-    """
-
-    raw: str = ""
-    longest: Span = (0, 0)
+    raw: str = ""  # its markup, if its spans are lines and the marks' places are in this
+    longest: Span = (0, 0)  # of the longest text between two marks, in the source
     marks: tuple[Mark, ...] = ()
-    run: Run | None = None
-    ends: tuple[str, str] = ("", "")
-    drops: bool = False
+    run: Run | None = None  # what text without a mark is written in
+    ends: tuple[str, str] = ("", "")  # of the run that its source begins in; the head of its last
+    drops: bool = False  # formatting whose words became plain is left out
+    is_single: bool = False  # no source may stand beside its translation, as in a title
 
     def shown(self, mark: Mark) -> str:
         return self.text[slice(*mark.span)].strip()
@@ -163,8 +151,7 @@ def _clamped(span: Span, around: Span) -> Span:
 
 
 def _beside(mark: Mark, span: Span, other: Mark, other_span: Span) -> Span:
-    """A mark's span outside of another mark that it was before or behind, if it is empty or both are links and the like;
-    otherwise cut where they cross."""
+    """A mark's span outside of one beside it, if it is empty or both are links and the like; cut where they cross."""
     begin, end = span
     low, high = other_span
     if begin == end:
@@ -184,8 +171,7 @@ def _beside(mark: Mark, span: Span, other: Mark, other_span: Span) -> Span:
 
 
 def _bare(text: str, begin: int, end: int) -> Span:
-    """A span without the space at its edges, and without punctuation that a letter stands beside: there, Markdown's marks
-    would be none."""
+    """A span without the space at its edges, and punctuation beside a letter, where Markdown's marks would be none."""
     words = text[begin:end]
     if words and text[end : end + 1].isalnum() and not words[-1].isalnum():
         words = words[:-1]

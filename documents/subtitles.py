@@ -1,7 +1,4 @@
-"""Subtitles: SubRip (.srt), WebVTT (.vtt) and SubStation Alpha (.ass, .ssa). Times, numbers, styles and comments stay.
-
-A sentence may run over cues: its translation is spread over their lines again.
-"""
+"""Subtitles: SubRip (.srt), WebVTT (.vtt) and SubStation Alpha (.ass, .ssa). A sentence may run over cues."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence

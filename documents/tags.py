@@ -27,16 +27,12 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Token(NamedTuple):
-    """A part of a source, with where it is.
+    """A part of a source, with where it is."""
 
-    kind: "open" and "close", of an element; "text"; or "anchor", such as an empty element or a comment
-    name: an element's, in lower case
-    """
-
-    kind: str
+    kind: str  # "open", "close"; "text"; or "anchor", such as an empty element or a comment
     start: int
     stop: int
-    name: str = ""
+    name: str = ""  # an element's, in lower case
 
 
 def html_tokens(source: str, is_xml: bool = False) -> Iterator[Token]:
@@ -89,8 +85,7 @@ def ends_of(tokens: Sequence[Token]) -> dict[int, int]:
 def events_of(
     is_xml: bool, marks: Mapping[str, str], hidden: Collection[str], raw: str, shown: str = ""
 ) -> Iterator[Event]:
-    """The parts of some markup, for the check. marks: of elements that have another one than "element"; hidden: those that
-    are left out; shown: the one whose text a reader sees; empty: each"""
+    """The parts of markup, for the check. marks: by name, else "element"; hidden: left out; shown: whose text is seen"""
     tokens = [*html_tokens(raw, is_xml)]
     ends = ends_of(tokens)
     after = 0

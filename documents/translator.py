@@ -68,31 +68,24 @@ class Translation(NamedTuple):
 
 @dataclass
 class Translator:
-    """Translates documents, each distinct sentence once. InputError for languages that the model does not have.
-
-    whole:       translate a line as a whole if the model can read it at once; None: if it has a chat template
-    terms:       a glossary; the problems name where a term's translation is missing
-    exact:       use the texts of the decoder's memory for the same sentence or passage as they are
-    memory_file: gets the sentences that the decoder's memory lacks
-    texts:       translations by sentence that are there already; gets the others
-    on_response: called as each sentence is finished
-    assumed_source: the source language if neither the options nor the model say it
-    aligners:    by languages, for translators that learn together how attention is to be read
-    max_prompt_tokens: of a sentence; None: as many as the model reads
-    """
+    """Translates documents, each distinct sentence once. InputError for languages that the model does not have."""
 
     decoder: SpeculativeDecoder
     options: Options
     batch_size: int = BATCH_SIZE
-    whole: bool | None = None
-    terms: Sequence[Pair] = ()
-    exact: InitVar[bool] = False
-    memory_file: MemoryFile | None = None
-    texts: dict[str, str] = field(default_factory=dict)
-    on_response: Callable[[Response], Any] = lambda response: None
-    assumed_source: str | None = None
-    aligners: Aligners = field(default_factory=dict)
-    max_prompt_tokens: int | None = None
+    whole: bool | None = None  # translate lines as a whole if they fit; None: with a chat template
+    terms: Sequence[Pair] = ()  # a glossary; the problems name where a term is missing
+    exact: InitVar[bool] = (
+        False  # use the memory's texts of the same sentence or passage as they are
+    )
+    memory_file: MemoryFile | None = None  # gets the sentences that the decoder's memory lacks
+    texts: dict[str, str] = field(default_factory=dict)  # by sentence, known ones; gets the others
+    on_response: Callable[[Response], Any] = lambda response: None  # for each finished sentence
+    assumed_source: str | None = None  # the language if neither the options nor the model say it
+    aligners: Aligners = field(
+        default_factory=dict
+    )  # by languages: what translators learn together
+    max_prompt_tokens: int | None = None  # of a sentence; None: as many as the model reads
 
     def __post_init__(self, exact: bool):
         self.options = self.decoder.seeded(self.options)
@@ -188,12 +181,12 @@ class Translator:
         for passage, pattern, of_passage in zip(document.passages, patterns, pairs, strict=True):
             text = "".join(new for _, new in of_passage)
             goes = targets_of(of_passage, passage.formatting, aligned)
-            problems = [*self._problems(_flat(passage.text), _flat(text), pattern)]
+            flat = _flat(passage.text), _flat(text)
+            problems = [*self._problems(*flat, pattern)]
             problems += self._lost_terms(of_passage, aligned)
             if any(pair in aligned for pair in of_passage):
                 problems += _to_check(passage, goes)
             from_memory = all(_parts(piece)[1] in self._exact for piece, _ in of_passage)
-            flat = _flat(passage.text), _flat(text)
             lines.append(Line(passage.location, *flat, from_memory, problems))
             targets.append(goes)
             is_lost = document.strict and changed(passage.text, text, pattern)

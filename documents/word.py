@@ -1,4 +1,4 @@
-"""Word's .docx: the paragraphs of text, tables, headers, footers and notes. All else stays as it is."""
+"""Word's .docx: the paragraphs of text, tables, headers, footers, notes and comments. All else stays as it is."""
 
 import re
 from bisect import bisect_right
@@ -17,7 +17,7 @@ from documents.markup import Markup, in_archive, in_markup
 from documents.paragraph import Paragraph, Run
 from documents.tags import Element, events_of, xml_tree
 
-_PARTS = re.compile(r".*\.(?:main|header|footer|footnotes|endnotes)\+xml")  # content types
+_PARTS = re.compile(r".*\.(?:main|header|footer|footnotes|endnotes|comments)\+xml")  # content types
 _UNSEEN = re.compile(  # in a look
     r"<(?:[\w.-]+:)?(?:lang|noProof)\b[^>]*>|<(?:[\w.-]+:)?rPrChange\b.*", re.DOTALL
 )
@@ -31,16 +31,11 @@ _PROSE = {"HYPERLINK": "link", "TOC": "range", "FORMTEXT": "range"}  # fields th
 _CODE = re.compile(  # styles
     r"(?i)(?:source|html)?[ -]?code(?:char|block)?|verbatim(?:char)?|(?:html)?preformatted(?:text)?"
 )
-_UNTRANSLATED = {  # in which files, and how often in these
-    "comment": (r"word/comments\.xml", rb":comment "),
-    "chart": (r"word/charts/chart\d*\.xml", rb"\A"),
-    "diagram": (r"word/diagrams/data\d*\.xml", rb"\A"),
-    "alternative text": (r"word/document\.xml", rb' descr="[^"]'),
-}
+_CHART = re.compile(r"word/(?:charts/chart|diagrams/data)\d*\.xml")
 
 
-def parse(data: bytes) -> Document:
-    return in_archive(data, _parts, _part, _untranslated)
+def parse(data: bytes, bilingual: bool = False) -> Document:
+    return in_archive(data, _parts, partial(_part, bilingual=bilingual), _untranslated)
 
 
 def _parts(files: Mapping[str, bytes]) -> set[str]:
@@ -49,14 +44,15 @@ def _parts(files: Mapping[str, bytes]) -> set[str]:
     return {each.get("PartName", "")[1:] for each in shown}
 
 
-def _part(xml: bytes, _: str) -> Document:
+def _part(xml: bytes, _: str, bilingual: bool) -> Document:
     reader = _Reader(as_text(xml))
     run, text, look, ruby = (f"{reader.prefix.lower()}{name}" for name in ("r", "t", "rpr", "ruby"))
     marks = dict.fromkeys((run, text, ""), "run")  # may be split and joined; comments may be lost
     parts = partial(events_of, True, marks, (look, ruby), shown=text)
-    return in_markup(
-        xml, lambda _: reader.paragraphs, Markup(partial(_written, reader.prefix), parts)
-    )
+    line_break = f"<{reader.prefix}r><{reader.prefix}br/></{reader.prefix}r>"
+    below = f"{line_break}{{}}".format if bilingual else None
+    markup = Markup(partial(_written, reader.prefix), parts, below=below)
+    return in_markup(xml, lambda _: reader.paragraphs, markup)
 
 
 def _written(prefix: str, words: str) -> str:
@@ -248,10 +244,7 @@ def attribute(element: Element, name: str) -> str:
 
 def _untranslated(files: Mapping[str, bytes]) -> str:
     """A note of what stays in a file beside its text."""
-    shown = list[str]()
-    for what, (path, found) in _UNTRANSLATED.items():
-        contents = (content for name, content in files.items() if re.fullmatch(path, name))
-        count = sum(len(re.findall(found, content)) for content in contents)
-        if count:
-            shown.append(f"{count} {what}{'s' if count > 1 else ''}")
-    return f"not translated: {', '.join(shown)}" if shown else ""
+    charts = sum(_CHART.fullmatch(name) is not None for name in files)
+    pictures = len(re.findall(rb' descr="[^"]', files.get("word/document.xml", b"")))
+    counts = f"{charts} charts and diagrams, {pictures} alternative texts"
+    return f"not translated: {counts}" if charts or pictures else ""

@@ -129,7 +129,7 @@ PAGES = [
     ("5 m<sup>2</sup> big", ["5 m2 big"], "5 m2 groß", "5 m<sup>2</sup> groß"),
     ("<ruby>漢<rp>(</rp><rt>かん</rt><rp>)</rp></ruby>です", ["漢です"], "So", "So"),
     ("<li>one<li>a &lt; b<!-- <p>no -->c", ["one", "a < bc"], None, "<li>ONE<li>A &lt; B<!-- <p>no -->C"),
-    ("Soft&shy;ware <a title='a > b' href=x/>it</a>", ["Software it"], None, "SOFTWARE <a title='a > b' href=x/>IT</a>"),
+    ("Soft&shy;ware <a name='a > b' href=x/>it</a>", ["Software it"], None, "SOFTWARE <a name='a > b' href=x/>IT</a>"),
 ]  # fmt: skip
 
 
@@ -217,6 +217,24 @@ def test_an_epub_is_an_archive_of_pages():
     assert document.write(["AN OLD KING.", None]).data == epub(new)
     with pytest.raises(InputError, match=r"there is no text in it"):
         FORMATS[".epub"](epub({"mimetype": ""}))
+
+
+BOTH = [
+    (".md", "# A [*red*](u) `x`[^1]\n\n[^1]: \n", "# A [*red*](u) `x`[^1]<br/>A *RED* `x`\n\n[^1]: \n"),
+    (".html", '<p>A <b id="b">red</b> <a href=x>door</a></p><nav>a</nav>', '<p>A <b id="b">red</b> <a href=x>door</a><br/>A <b>RED</b> DOOR</p><nav>A</nav>'),
+    (".docx", f"[<w:b/>:A][ red]{NOTE}{TAB}[{{1}} is ]{MATH}", f"[<w:b/>:A][ red]<w:r><w:br/></w:r>[<w:b/>:A][ RED]{NOTE}{TAB}[{{1}} is ]{MATH}<w:r><w:br/></w:r>[{{1}} IS ]{MATH}"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ending, source, written", BOTH)
+def test_a_source_stands_before_its_translation_and_nothing_has_two_names(ending, source, written):
+    data = docx(long(source)) if ending == ".docx" else source.encode()
+    document = FORMATS[ending](data, bilingual=True)
+    shown = re.compile(r"\{\d+\}|.")
+    texts = ["".join(map(str.upper, shown.findall(each.text))) for each in document.passages]
+    new = document.write(texts)
+    assert not new.problems
+    assert (body_of(new.data) if ending == ".docx" else new.data.decode()) == written
 
 
 def test_marks_go_with_their_sentence_then_with_the_same_words_then_to_the_same_place():

@@ -354,7 +354,7 @@ def test_a_sentence_cut_short_is_named(run, tmp_path, monkeypatch):
         (["a.pdf", "--to", "de"], "a.pdf: a PDF has no paragraphs; convert it"),
         (["a.txt", "b.txt", "-o", "c.txt"], "--output is one file, for one document, or a folder"),
         (["b.txt", "--to", "de"], "b.txt: No such file"),
-        (["a.docx", "--to", "de", "--bilingual"], "--bilingual is for .txt, .srt, .vtt, .ass"),
+        (["a.po", "--to", "de", "--bilingual"], "--bilingual is for .txt, .md, .markdown, .mdx"),
         (["a.txt", "--to", "de", "--memory-exact"], "--memory-exact needs --memory"),
     ],
 )
