@@ -161,17 +161,12 @@ async def _events(
         segment, stats = part
         event: dict[str, Any] = {"type": "transcript.text.delta", "delta": segment.text}
         if transcriber:
-            counts = {"tokens": stats.tokens, **stats.drafting}
-            event |= {"origins": _origins(segment, transcriber), "stats": counts}
+            is_text = transcriber.special.is_text
+            piece = answers.pieces(transcriber.tokenizer, ())
+            texts = (piece(t, False)[0] if is_text(t) else "" for t in segment.tokens)
+            event["origins"] = [*zip(texts, segment.origins, strict=True)]
+            event["stats"] = {"tokens": stats.tokens, **stats.drafting}
         yield event_of(event)
-
-
-def _origins(segment: Segment, transcriber: Transcriber) -> list[tuple[str, str]]:
-    """The pieces of a segment's text, and where each comes from."""
-    is_text = transcriber.special.is_text
-    piece = answers.pieces(transcriber.tokenizer, ())
-    pairs = zip(segment.tokens, segment.origins, strict=True)
-    return [(piece(t, False)[0] if is_text(t) else "", origin) for t, origin in pairs]
 
 
 async def _request(request: Request, limits: Limits) -> _Request:
