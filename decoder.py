@@ -28,7 +28,6 @@ from tokenizers import Tokenizer
 
 from common.errors import InputError
 from distributed.ranks import ALONE
-from families.causal import DecoderOnly
 from families.loading import load as load  # for users, as Stats below
 from families.ram import available, wired_memory
 from speculative.beams import BeamBatch
@@ -51,7 +50,6 @@ from text.rows import Content as Content
 from text.rows import RowMaker
 from text.text_side import TextSide
 from text.tokenizer import completion, piece_of, shared_vocabulary, translation
-from transformer import EncoderDecoder
 
 BATCH_SIZE = 8
 _WINDOW = 32  # how many batches of prompts are sorted by length together
@@ -204,7 +202,7 @@ class SpeculativeDecoder:
         theirs = draft_model.text
         if theirs is None:
             raise InputError("the draft model has no tokenizer to compare: use that of load()")
-        if isinstance(self.model, EncoderDecoder) and isinstance(draft_model, DecoderOnly):
+        if self.model.start_token_id is not None and draft_model.start_token_id is None:
             raise InputError("the model has an encoder: its draft model needs one too")
         self.draft_model = draft_model
         named = shared_vocabulary(self.tokenizer, theirs.tokenizer)

@@ -35,7 +35,7 @@ class Evaluation:
 
     @classmethod
     def of_accuracy(cls, accuracy: float) -> "Evaluation":
-        """The tokens to expect if each drafted token is right as often as the first."""
+        """The evaluation to expect if each drafted token is right as often as the first."""
         per_call = {k: sum(accuracy**i for i in range(k + 1)) for k in LENGTHS}
         return cls(accuracy, per_call, 1.0)
 

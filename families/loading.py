@@ -14,9 +14,8 @@ from checkpoints.tensors import map_npz, to_mlx
 from common.errors import errors_name
 from distributed import sharding
 from distributed.ranks import Ranks
-from families import Family, causal_loading, conversion, ram
-from families.distilled import Distilled
-from families.registry import build, family_of, model_type
+from families import Family, causal_loading, conversion, distilled, ram
+from families.registry import build, family_of
 from text.generation import GenerationDefaults
 from text.languages import Languages
 from text.text_side import TextSide
@@ -44,8 +43,8 @@ def load(
         return causal_loading.load(str(name), path, group, split)
     config = ranks.together(lambda: read_json(path / "config.json"))
     ranks.check_folder(path)
-    if model_type(config) == "distilled":
-        draft: Any = ranks.together(lambda: Distilled(path, config))
+    if config.get("model_type") == distilled.KIND:
+        draft: Any = ranks.together(lambda: distilled.Distilled(path, config))
         return draft, draft.text  # its target has the tokenizer
     model = ranks.together(lambda: _load_converted(str(name), path, config, ranks, split))
     return model, model.text.tokenizer
