@@ -212,8 +212,6 @@ def run_command(args, ranks: Ranks) -> None:
         key = repr(("main.py", *of_model, args.json, sha256(prompts).hexdigest()))
     batch_size = args.batch_size or BATCH_SIZE
     task = FileTask(args.prompt_file, args.output, batch_size, key, args.force)
-    if decoder.learner and path and path.is_file():
-        decoder.learner.total = path.stat().st_size
     decode_file(task, decoder, options, prompt_format, display, ranks, remember)
     note_learned(decoder)
 

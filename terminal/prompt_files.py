@@ -281,7 +281,11 @@ def decode_file(
         lines_done = count // samples
         file = PromptFile(task.path, report, ranks, prepare, lines_done)
         in_order = InOrder(write, count)
-        with progress(task.path, lines_done, display.verbose) as show_progress:
+        is_regular = task.path != "-" and Path(task.path).is_file()
+        lines = Path(task.path).read_bytes().splitlines() if is_regular else []
+        if decoder.learner and lines:
+            decoder.learner.total = sum(map(len, lines[lines_done:]))
+        with progress(len(lines) or None, lines_done, display.verbose) as show_progress:
             for line, response in file.answers(decoder, task.batch_size, options):
                 number = line * samples + response.sample
                 in_order.put(number, f"{display.line(line, response)}\n")
@@ -298,12 +302,11 @@ def decode_file(
 
 
 @contextmanager
-def progress(path: str, lines_done: int, verbose: bool) -> Iterator[Callable[[int], None]]:
-    """Yields a function that shows how many lines are done, in a bar on a terminal or, if `verbose`, in notes."""
+def progress(total: int | None, lines_done: int, verbose: bool) -> Iterator[Callable[[int], None]]:
+    """Yields a function that shows how many lines are done, in a bar on a terminal or, if `verbose`, in notes.
+    total: lines; None: not known"""
     from tqdm import tqdm
 
-    is_regular = path != "-" and Path(path).is_file()
-    total = len(Path(path).read_bytes().splitlines()) if is_regular else None
     noted = time.perf_counter()
 
     def show(lines: int) -> None:
