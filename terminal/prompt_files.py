@@ -8,9 +8,11 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Container, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count, takewhile
 from pathlib import Path
 from select import select
 from typing import BinaryIO
@@ -44,10 +46,10 @@ class PromptFile:
         report: Callable[[int, str], None],
         ranks: Ranks = ALONE,
         prepare: Callable[[Content], Content | None] = check_prompt,
-        skip: int = 0,
+        skip: Container[int] = (),
     ):
         """path: "-" for standard input; prepare: makes a prompt of what a line has, None: to be passed over, or raises
-        InputError; skip: pass over so many lines"""
+        InputError; skip: lines to pass over, counted from 0"""
         self.name = "standard input" if path == "-" else cli.one_line(path)
         self._path = path
         self._report = report
@@ -100,7 +102,7 @@ class PromptFile:
             line = next(self._lines, b"")
         if self._is_json is None and line.strip():
             self._is_json = bool(_OBJECT.match(line))
-        if number < self._skipped:
+        if number in self._skipped:
             return None
         try:
             return self._prepare(_prompt_of(line, bool(self._is_json)))
@@ -202,9 +204,9 @@ class Arriving:
 class InOrder:
     """Writes texts in the order of their numbers, the first unfinished one as it grows. `reached`: how many are written."""
 
-    def __init__(self, write: Callable[[str], object], reached: int = 0):
+    def __init__(self, write: Callable[[str], object]):
         self._write = write
-        self.reached = reached
+        self.reached = 0
         self._waiting: dict[int, tuple[str, bool]] = {}
 
     def put(self, number: int, text: str, finished: bool = True) -> None:
@@ -230,26 +232,33 @@ class FileTask:
     force: bool = False  # replace a file that exists
 
     @contextmanager
-    def out(self) -> Iterator[tuple[int, Callable[[str], object]]]:
-        """Yields how many outputs an interrupted run has written, and a function that writes one, to a journal first."""
+    def out(self, samples: int) -> Iterator[tuple[set[int], Callable[[int, str], object]]]:
+        """Yields the lines that an interrupted run has answered, with so many samples each, and a function that takes an
+        output by its number. It writes them in their order, and at once to a journal."""
         path = self.output
         if path is None:
-            yield 0, functools.partial(cli.write, end="")
+            yield set(), InOrder(functools.partial(cli.write, end="")).put
             return
         with closing(Journal(path, self.key, self.force)) as journal:
-            texts = "".join(journal.entries)
+            outputs: dict[int, str] = dict(journal.entries)
+            texts = "".join(outputs[n] for n in takewhile(outputs.__contains__, count()))
             if not (path.is_file() and texts.encode().startswith(path.read_bytes())):
                 check_free(path, self.force)
-            if texts:
+            if outputs:
                 reporter.note(f"{path}: going on where it was interrupted")
+            sampled = Counter(number // samples for number in outputs)
+            done = {line for line, answers in sampled.items() if answers == samples}
             with naming_file(path, path), open(path, "w", encoding="utf-8") as file:
+                in_order = InOrder(functools.partial(print, end="", file=file, flush=True))
+                for number, text in outputs.items():
+                    if number // samples in done:
+                        in_order.put(number, text)
 
-                def write(text: str) -> None:
-                    journal.append(text)
-                    print(text, end="", file=file, flush=True)
+                def put(number: int, text: str) -> None:
+                    journal.append([number, text])
+                    in_order.put(number, text)
 
-                print(texts, end="", file=file, flush=True)
-                yield len(journal.entries), write
+                yield done, put
             journal.remove()
 
 
@@ -274,24 +283,22 @@ def decode_file(
     def report(line: int, reason: str) -> None:
         reporter.note(f"{file.name}, line {line}: {reason}")
         for sample in range(samples):
-            in_order.put((line - 1) * samples + sample, "" if display.as_json else "\n")
+            put((line - 1) * samples + sample, "" if display.as_json else "\n")
 
     prepare("-")  # what fails for every prompt, such as a language, is said once
-    with task.out() as (count, write):
-        lines_done = count // samples
-        file = PromptFile(task.path, report, ranks, prepare, lines_done)
-        in_order = InOrder(write, count)
+    with task.out(samples) as (done, put):
+        file = PromptFile(task.path, report, ranks, prepare, done)
         is_regular = task.path != "-" and Path(task.path).is_file()
         lines = Path(task.path).read_bytes().splitlines() if is_regular else []
         if decoder.learner and lines:
-            decoder.learner.total = sum(map(len, lines[lines_done:]))
-        with progress(len(lines) or None, lines_done, display.verbose) as show_progress:
+            decoder.learner.total = sum(len(x) for n, x in enumerate(lines) if n not in done)
+        with progress(len(lines) or None, len(done), display.verbose) as show_progress:
             for line, response in file.answers(decoder, task.batch_size, options):
                 number = line * samples + response.sample
-                in_order.put(number, f"{display.line(line, response)}\n")
+                put(number, f"{display.line(line, response)}\n")
                 remember(response)
                 summary.add(response)
-                show_progress(lines_done + summary.texts // samples)
+                show_progress(len(done) + summary.texts // samples)
     summary.print(decoder, display.verbose)
     if task.output:
         print(task.output)
