@@ -27,8 +27,7 @@ from terminal.models import distill_while_decoding, merge_adapter, note_learned,
 from terminal.transcripts import AudioFiles, transcribe_live
 
 STDIN, MICROPHONE = "-", "microphone"
-_LAYOUT = declared_in(Layout)
-_OF_CUES = [name for name in _LAYOUT if name != "times"]
+_OF_CUES = [name for name in declared_in(Layout) if name != "times"]
 _CUES = ("min_cue_seconds", "max_cue_seconds", "reading_speed", "cue_gap")
 _OF_FILES = ("audio_track", "channels", "reference", "clip_timestamps", "vad", "batched", "resume")
 
@@ -60,7 +59,7 @@ def parse_args(argv: list[str] | None = None):
          help="channels to transcribe apart, with their speakers' names: left=Anna,right=Ben; or 1,2,3 (default: mixed)")
     flag("--reference", type=cli.path, metavar="FILE",
          help="a text that the audio's will resemble (txt, srt, vtt, json): drafts are copied from it; for one file")
-    add_options(parser, options=declared_in(TranscribeOptions) | _LAYOUT)
+    add_options(parser, options=declared_in(TranscribeOptions) | declared_in(Layout))
     flag("--output-format", "-f", choices=(*FORMATS, "all"), default="txt",
          help="all: one file per format, needs --output-dir (default: txt)")
     flag("--output-dir", "-o", type=cli.path, metavar="FOLDER",

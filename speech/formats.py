@@ -89,8 +89,7 @@ def _balanced(text: str, max_width: int) -> str:
 
 
 def _cues(transcript: Transcript, layout: Layout) -> Iterator[Cue]:
-    # Without words, one before has taken the text, a mark.
-    segments = [segment for segment in transcript.segments if segment.words != ()]
+    segments = [s for s in transcript.segments if s.words != ()]  # a mark is with the word before
     if not layout.makes_cues:
         for segment in segments:
             text = segment.line

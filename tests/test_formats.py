@@ -112,12 +112,9 @@ def test_times_and_names_of_speakers_are_told():
 
 def test_a_word_that_is_longer_than_a_line_is_broken_and_no_other():
     transcript = timed("my extraordinary pet", 0.0, 1.0, 2.0, 3.0)
-    for layout, lines in (
-        (Layout(max_line_width=5), ["my ex", "traor", "dinar", "y pet"]),
-        (Layout(max_line_width=5, subtitles=True), ["my", "extra", "ordin", "ary", "pet"]),
-    ):
-        written = FORMATS["srt"](transcript, layout).splitlines()
-        assert [line for line in written if line[:1].isalpha()] == lines
+    written = FORMATS["srt"](transcript, Layout(max_line_width=5, subtitles=True)).splitlines()
+    lines = [line for line in written if line[:1].isalpha()]
+    assert lines == ["my", "extra", "ordin", "ary", "pet"]
     two = timed("paint my", 0.0, 0.5, 1.0)
     assert "\npaint\nmy\n" in FORMATS["srt"](two, Layout(max_line_width=5, subtitles=True))
 

@@ -187,17 +187,17 @@ def test_a_windows_text_is_transformers_own_with_drafts_and_without(tmp_path):
 @pytest.mark.parametrize("words", [0, 40, None])
 def test_without_timestamps_a_segment_is_a_window(tmp_path, monkeypatch, words):
     """Words that were added to a vocabulary have the ids that others have for timestamps. None: the user wants none."""
-    wanted = words is not None
+    has_stamps = words is None
     notes = []
     monkeypatch.setattr(reporter, "note", notes.append)
-    monkeypatch.setattr(wm, "tokenizer", partial(wm.tokenizer, words or 0, stamps=not wanted))
+    monkeypatch.setattr(wm, "tokenizer", partial(wm.tokenizer, words or 0, stamps=has_stamps))
     monkeypatch.setitem(wm.GENERATION, "begin_suppress_tokens", [19])  # the likeliest
-    if words is None:  # the model was not trained to write none
+    if has_stamps:  # the model was not trained to write none
         never = [*wm.GENERATION["suppress_tokens"], *range(wm.FIRST_STAMP, wm.VOCAB)]
         monkeypatch.setitem(wm.GENERATION, "suppress_tokens", never)
     (sound,) = features(1)
     monkeypatch.setattr(speech.transcriber, "log_mel", lambda samples, bins: sound)
-    rows = wm.VOCAB if words is None else wm.FIRST_STAMP + words
+    rows = wm.VOCAB if has_stamps else wm.FIRST_STAMP + words
     reference = wm.reference_model(vocab_size=rows)
     folders = [wm.converted(reference, tmp_path / name) for name in ("model", "draft")]
     expected = their_text(reference, sound, stamps=False)[4:]
@@ -205,11 +205,11 @@ def test_without_timestamps_a_segment_is_a_window(tmp_path, monkeypatch, words):
     assert not words or max(expected) >= wm.FIRST_STAMP
     transcriber = Transcriber(*folders)
     line = f"{folders[0]}: no timestamps in its vocabulary"
-    assert any(line in note for note in notes) == wanted
+    assert any(line in note for note in notes) != has_stamps
     once = TranscribeOptions("de", compression_ratio_threshold=None, logprob_threshold=None)
     for num_draft, timed in ((0, False), (3, True)):
-        options = replace(once, num_draft=num_draft, word_timestamps=timed)
-        options = replace(options, without_timestamps=not wanted)
+        given = dict(word_timestamps=timed, without_timestamps=has_stamps)
+        options = replace(once, num_draft=num_draft, **given)
         transcript = transcriber.transcribe(np.zeros(160 * FRAMES, np.float32), options)
         assert [s.tokens for s in transcript.segments] == [expected]
         assert transcript.text == wm.tokenizer().decode(expected)
@@ -310,7 +310,7 @@ def test_pairs_that_hear_differently_do_not_go_together(tmp_path):
         other.for_target(model)
 
 
-def test_a_checkpoint_may_have_a_language_and_a_task_of_its_own_and_a_wrong_end(tmp_path):
+def test_a_checkpoint_may_have_a_language_and_a_task_of_its_own_and_a_wrong_end():
     """As fine-tunes of 2022, whose config.json has English's end and forces German."""
     sizes = dict(vocab_size=wm.VOCAB, max_source_positions=wm.POSITIONS)
     config = SimpleNamespace(eos_token_ids=(50256,), **sizes)
@@ -326,10 +326,6 @@ def test_a_checkpoint_may_have_a_language_and_a_task_of_its_own_and_a_wrong_end(
     made.add_tokens(["ĠSolidGoldMagikarp"])  # of GPT-2's vocabulary
     assert not Special.read(made, {}, config).languages
     assert Special.read(made, {"is_multilingual": True}, config).languages
-    transcriber = Transcriber(wm.converted(wm.reference_model(), tmp_path))
-    transcriber.special = wm.special(task="translate")
-    assert transcriber.resolve(TranscribeOptions()).task == "translate"
-    assert transcriber.resolve(TranscribeOptions(task="transcribe")).task == "transcribe"
 
 
 def test_a_shortened_decoder_cannot_translate(tmp_path):
@@ -338,3 +334,5 @@ def test_a_shortened_decoder_cannot_translate(tmp_path):
     assert transcriber.resolve(TranscribeOptions(language="auto")).language is None
     with pytest.raises(InputError, match="shortened decoder cannot translate"):
         transcriber.resolve(TranscribeOptions(task="translate"))
+    transcriber.special = wm.special(task="translate")  # but one that was trained to may
+    assert transcriber.resolve(TranscribeOptions()).task == "translate"
