@@ -6,17 +6,17 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from demo import examples
+from demo import pair
 from demo.training import tasks
 from demo.widen import widen
 
 
 def test_held_out_examples_are_none_to_train_on():
     """The file has what tasks.py would write, of each kind as many."""
-    assert examples.FILE.read_text(encoding="utf-8").splitlines() == tasks.held_out_lines()
-    for kind in examples.KINDS:
+    assert pair.FILE.read_text(encoding="utf-8").splitlines() == tasks.held_out_lines()
+    for kind in pair.KINDS:
         trained = {tasks.training_example(random.Random(i), kind).prompt for i in range(3000)}
-        assert not trained.intersection(e.prompt for e in examples.examples(144, [kind]))
+        assert not trained.intersection(e.prompt for e in pair.examples(144, [kind]))
 
 
 @pytest.mark.slow
