@@ -47,8 +47,7 @@ OPTIONS = {
 
 
 def read(path: Path, data: bytes, encoding: str | None = None, **options: bool) -> Document:
-    """The document in a file of this name. options: of `OPTIONS`; each format takes those that it has. InputError if the
-    name is of no format, or the data are not of its."""
+    """The document in a file of this name. options: of `OPTIONS`, for formats that have them. InputError if it is none."""
     suffix = path.suffix.lower() or ".txt"
     if suffix in _INSTEAD:
         raise InputError(f"{path}: {_INSTEAD[suffix].format(path.name)}")

@@ -23,8 +23,7 @@ _POLL = 0.2  # seconds between two calls of `check`
 def read_apart(
     path: Path, data: bytes, check: Callable[[], object], language: str | None = None
 ) -> Document:
-    """As `documents.read`. InputError also if it, or later `write`, needs more than the limits. check: called again and
-    again meanwhile; what it raises gives the document up. language: see `Document.for_language`"""
+    """As `documents.read`, within the limits, as later `write`. check: called meanwhile; what it raises gives it up"""
     ask = partial(_call, check, path, data, language)
     passages, strict, has_languages = ask()
     for_language = partial(read_apart, path, data, check) if has_languages else None

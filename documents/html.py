@@ -89,8 +89,7 @@ def _page(
 
     parts = partial(events_of, is_xml, _CHECKED, ("rt", "rp"))
     below = "<br/>{}".format if bilingual else None
-    markup = Markup(partial(escape, quote=False), parts, below=below)
-    return in_markup(data, find, markup)
+    return in_markup(data, find, Markup(partial(escape, quote=False), parts, below=below))
 
 
 def _shown(raw: str) -> str:

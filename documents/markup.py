@@ -15,7 +15,10 @@ from documents.inline import STAND_IN
 from documents.marks import targets_of
 from documents.paragraph import Paragraph, Writer, lost_marks, placed, plain_spans
 
-_ID = re.compile(r"""\s(?:xml:)?(?:id|name)\s*=\s*(?:"[^"]*"|'[^']*'|[^\s>]+)""")
+_ONCE = re.compile(  # names in tags, notes and bookmarks
+    r"""\s(?:xml:)?(?:id|name)\s*=\s*(?:"[^"]*"|'[^']*'|[^\s<>]+)(?=[^<>]*>)"""
+    r"|<[\w.-]+:(?:footnote|endnote|annotation|comment|bookmark)\w+\b[^<>]*>"
+)
 MAX_UNPACKED = 1 << 29  # bytes of an archive
 
 
@@ -79,7 +82,7 @@ def _with_source(
 ) -> Fitted | None:
     """The source, and behind it the translation with what may be there twice: formatting, and what the text shows."""
     repeated = [
-        (replace(mark, opens=_ID.sub("", mark.opens)), target)
+        (replace(mark, opens=_repeatable(mark.opens)), target)
         for mark, target in zip(paragraph.marks, targets, strict=True)
         if mark.may_be_plain or (mark.kind == "anchor" and paragraph.shown(mark))
     ]
@@ -97,6 +100,11 @@ def _with_source(
     return fitted._replace(parts=parts)
 
 
+def _repeatable(raw: str) -> str:
+    is_code = not raw.startswith("<")  # of Markdown
+    return raw if is_code else _ONCE.sub("", raw)
+
+
 def _kept(source: str, paragraph: Paragraph) -> Mapping[str, str]:
     """The markup that stays as it is, with what it shows in the text."""
     kept = dict[str, str]()
@@ -106,7 +114,9 @@ def _kept(source: str, paragraph: Paragraph) -> Mapping[str, str]:
             shown = STAND_IN
         if mark.kind in ("anchor", "break"):
             raw = source[slice(*mark.source_span)].strip()
-            kept |= {raw: shown, _ID.sub("", raw): shown}
+            kept[raw] = shown
+            if shown:
+                kept[_repeatable(raw)] = shown
     return kept
 
 

@@ -74,7 +74,9 @@ def _parts(pattern: re.Pattern, text: str) -> Iterator[Event]:
     for tag in pattern.finditer(text):
         start, stop = tag.span()
         yield Event("text", at, start, text[at:start])
-        yield Event(_kind(tag), start, stop, name=_name(tag), mark="look", raw=tag[0])
+        yield Event(
+            _kind(tag), start, stop, name=tag["name"] or tag["style"] or "", mark="look", raw=tag[0]
+        )
         at = stop
     yield Event("text", at, len(text), text[at:])
 
@@ -86,12 +88,8 @@ def _without_tags(passage: Passage, pattern: re.Pattern) -> Iterator[Paragraph]:
         yield replace(each, spans=passage.spans, cues=passage.cues)
 
 
-def _name(tag: re.Match) -> str:
-    return tag["name"] or tag["style"] or ""
-
-
 def _kind(tag: re.Match) -> str:
-    if not _name(tag):
+    if not (tag["name"] or tag["style"]):
         return "kept"
     return "close" if tag["close"] or tag["on"] == "0" else "open"
 

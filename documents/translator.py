@@ -143,7 +143,7 @@ class Translator:
         patterns = [keep_pattern(passage.placeholders) for passage in passages]
         pieces = [*map(self._pieces, passages, patterns)]
         wanted = dict.fromkeys(
-            (_parts(piece)[1], pattern)
+            (edges(_flat(piece))[1], pattern)
             for of_passage, pattern in zip(pieces, patterns, strict=True)
             for piece in of_passage
             if translatable(piece, pattern)
@@ -186,7 +186,7 @@ class Translator:
             problems += self._lost_terms(of_passage, aligned)
             if any(pair in aligned for pair in of_passage):
                 problems += _to_check(passage, goes)
-            from_memory = all(_parts(piece)[1] in self._exact for piece, _ in of_passage)
+            from_memory = all(edges(_flat(piece))[1] in self._exact for piece, _ in of_passage)
             lines.append(Line(passage.location, *flat, from_memory, problems))
             targets.append(goes)
             is_lost = document.strict and changed(passage.text, text, pattern)
@@ -259,7 +259,7 @@ class Translator:
     def _translated(self, passage: Passage, pieces: Sequence[str]) -> Iterator[str]:
         """The texts of the pieces of a passage, in lines as these."""
         texts = list[str]()
-        for before, source, after in map(_parts, pieces):
+        for before, source, after in map(edges, map(_flat, pieces)):
             texts.append(f"{before}{self.texts.get(source, source)}{after}")
         breaks = {*passage.breaks}
         feeds = (match.end() for match in re.finditer("\n", passage.text))
@@ -353,11 +353,6 @@ def _flat(piece: str) -> str:
     """A sentence on one line."""
     lines = (line.strip() for line in piece.split("\n"))
     return " ".join(filter(None, lines))
-
-
-def _parts(piece: str) -> tuple[str, str, str]:
-    """A sentence as the model reads it, between what stands before and after it."""
-    return edges(_flat(piece))
 
 
 def _space(piece: str, text: str, next_piece: str, next_text: str) -> str:

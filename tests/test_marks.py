@@ -220,8 +220,9 @@ def test_an_epub_is_an_archive_of_pages():
 
 
 BOTH = [
-    (".md", "# A [*red*](u) `x`[^1]\n\n[^1]: \n", "# A [*red*](u) `x`[^1]<br/>A *RED* `x`\n\n[^1]: \n"),
+    (".md", "# A [*red*](u) `x id=1`[^1]\n\n[^1]: \n", "# A [*red*](u) `x id=1`[^1]<br/>A *RED* `x id=1`\n\n[^1]: \n"),
     (".html", '<p>A <b id="b">red</b> <a href=x>door</a></p><nav>a</nav>', '<p>A <b id="b">red</b> <a href=x>door</a><br/>A <b>RED</b> DOOR</p><nav>A</nav>'),
+    (".docx", f"[See ]{field('REF a', f'[two]{NOTE}')}[ now.]", f"[See ]{field('REF a', f'[two]{NOTE}')}[ now.]<w:r><w:br/></w:r>[SEE ]{field('REF a', '[two]<w:r></w:r>')}[ NOW.]"),
     (".docx", f"[<w:b/>:A][ red]{NOTE}{TAB}[{{1}} is ]{MATH}", f"[<w:b/>:A][ red]<w:r><w:br/></w:r>[<w:b/>:A][ RED]{NOTE}{TAB}[{{1}} is ]{MATH}<w:r><w:br/></w:r>[{{1}} IS ]{MATH}"),
 ]  # fmt: skip
 
