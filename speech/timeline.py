@@ -12,7 +12,9 @@ from speech.segments import Segment, Word
 from speech.voice import PAUSE_CHANCE, stretches, with_speech
 
 _QUIET = 1.0  # in features, 40 dB: what is so far below a span's loudest frame is not heard in it
-_RISE = 0.25  # 10 dB: a sound that is so much louder than what was before it has begun
+_RISE = (
+    0.25  # 10 dB: what is so much louder than before, for three runs, is another sound than an echo
+)
 _RUN = 5  # frames; what is heard for a shorter time at a segment's end belongs to its neighbour
 _SHORTEST = 0.02  # seconds of a text or a word, where there is time for it
 
@@ -138,7 +140,7 @@ class Timeline:
 def _quieter(loudness: np.ndarray) -> int:
     """The frames up to the end of the last sound in what fades: it is louder than a frame before it."""
     rising = loudness > np.minimum.accumulate(loudness) + _RISE
-    return max((end for start, end in stretches(rising) if end - start >= _RUN), default=0)
+    return max((end for start, end in stretches(rising) if end - start >= 3 * _RUN), default=0)
 
 
 def share(spans: Sequence[Span], first: float, last: float) -> list[Span]:

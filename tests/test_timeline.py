@@ -107,6 +107,8 @@ def test_a_quiet_speaker_in_a_loud_ones_segment_is_not_cut(decibels, noise):
     sound[250:300] = np.linspace(2, noise, 50)[:, None]  # an echo, which no speaker is
     sound[50:250] = 2
     assert spans(place(Timeline(sound, None), segment(0, 6))) == [(0.5, pytest.approx(2.8, 0.1))]
+    sound[350:550] = 2
+    assert spans(place(Timeline(sound, None), segment(2.88, 6))) == [(3.5, 5.5)]  # not the echo
     sound[350:550] = 2 - decibels / 40
     sound = np.concatenate([sound, sound[::-1]])
     given = segment(0, 6), segment(6, 12)
