@@ -88,10 +88,7 @@ def judged(check_name: str, errors: list[float], tolerance: float = 0.1) -> chec
 
 
 def test_a_near_tie_is_told_and_is_not_wrong():
-    assert judged("", [0.0, 0.05]) == (
-        "ok",
-        "1 of 2 differ, by up to 5.0e-02 (rounding: 1.0e-01)",
-    )
+    assert judged("", [0.0, 0.05]) == ("ok", "1 of 2 differ, by up to 5.0e-02 (rounding: 1.0e-01)")
     for error in (0.2, math.inf, math.nan):
         assert judged("", [0.0, error, 0.0])[0] == check.WRONG
 
@@ -149,13 +146,7 @@ def test_a_check_that_raises_is_wrong_and_the_others_go_on(monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_all_of_it_on_one_screen(monkeypatch, capsys):
-    less = dict(
-        SIZE="demo",
-        TYPES=("float32", "4 bits"),
-        WIDTHS=(1, 2),
-        PER_KIND=1,
-        MAX_TOKENS=12,
-    )
+    less = dict(SIZE="demo", TYPES=("float32", "4 bits"), WIDTHS=(1, 2), PER_KIND=1, MAX_TOKENS=12)
     for name, value in less.items():
         monkeypatch.setattr(check, name, value)
     assert check.all_is_well()

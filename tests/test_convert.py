@@ -334,10 +334,7 @@ def test_formats_of_other_projects_are_named(tmp_path, file, message):
             "a T5EncoderModel is for other tasks: it cannot generate text",
         ),
         (lambda f: (f / "spiece.model").unlink(), "it has no tokenizer.json and no spiece.model"),
-        (
-            lambda f: (f / "spiece.model").write_bytes(b"x"),
-            "spiece.model: not a tokenizer: ",
-        ),
+        (lambda f: (f / "spiece.model").write_bytes(b"x"), "spiece.model: not a tokenizer: "),
     ],
 )
 def test_wrong_checkpoints_are_named(folder, tmp_path, change, message):

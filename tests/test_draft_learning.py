@@ -25,7 +25,10 @@ def learns(model, tokenizer, folder, **options):
     return SpeculativeDecoder(model, tokenizer, learner.draft), learner
 
 
-@pytest.mark.parametrize(("batch_size", "options"), [(4, {}), (1, dict(temp=0.8, seed=3))])
+SAMPLED_ALONE = pytest.param(1, dict(temp=0.8, seed=3), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("batch_size", "options"), [(4, {}), SAMPLED_ALONE])
 def test_texts_are_those_without_a_draft_model(decoder, eager, tmp_path, batch_size, options):
     """While a draft model is trained and swapped in beside rows that have begun."""
     generate = dict(max_tokens=24, batch_size=batch_size, **options)

@@ -29,13 +29,7 @@ from speculative.drafting import ModelDrafter
 from speculative.options import Options
 from speculative.row import Row
 from speculative.rules import RULES, accept_block, accept_token
-from speculative.sampling import (
-    Draft,
-    Greedy,
-    _padded_q,
-    best_tokens,
-    probabilities,
-)
+from speculative.sampling import Draft, Greedy, _padded_q, best_tokens, probabilities
 
 
 def sampled(model, drafter, prompts, batch_size, **options) -> list[list[int]]:
@@ -50,10 +44,7 @@ MODELS = {
 SLOW = partial(pytest.param, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [("both", "v1.1"), SLOW("lookup", "marian")],
-)
+@pytest.mark.parametrize(("kind", "name"), [("both", "v1.1"), SLOW("lookup", "marian")])
 def test_coupled_text_is_plain_text(kind, name):
     """Over prompts, seeds, numbers of drafted tokens and batches, each with a good and a useless draft model."""
     model, prompts = MODELS[name](), ragged_prompts(8, 61)
@@ -95,8 +86,7 @@ def test_one_candidate_is_greedy():
 
 
 @pytest.mark.parametrize(
-    ("rule", "name"),
-    [*((rule, "v1.1") for rule in RULES), SLOW("token", "marian")],
+    ("rule", "name"), [*((rule, "v1.1") for rule in RULES), SLOW("token", "marian")]
 )
 def test_rows_do_not_depend_on_their_batch(rule, name):
     """A greedy row beside sampled ones, other filters, processors and seeds: each as it is alone."""

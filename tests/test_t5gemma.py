@@ -9,12 +9,7 @@ import torch
 from helpers import checkpoints
 from helpers import t5gemma2_checkpoints as t5gemma2
 from helpers import t5gemma_checkpoints as t5gemma
-from helpers.models import (
-    assert_close,
-    cached_logits,
-    padded_inputs,
-    reference_logits,
-)
+from helpers.models import assert_close, cached_logits, padded_inputs, reference_logits
 from helpers.oracle import flat_weights
 from helpers.pairs import both, in_dtype
 from helpers.t5gemma_checkpoints import SLIDING, VARIANTS, raw_config

@@ -219,11 +219,7 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [
-        ("tokenizer_config.json", b"{"),
-        ("tokenizer.json", b"{}"),
-        ("spiece.model", b"<html>"),
-    ],
+    [("tokenizer_config.json", b"{"), ("tokenizer.json", b"{}"), ("spiece.model", b"<html>")],
 )
 def test_a_damaged_file_is_named_in_one_line(tmp_path, capfd, name, content):
     folder, output = tmp_path / "checkpoint", tmp_path / "out"

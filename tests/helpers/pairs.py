@@ -15,11 +15,7 @@ from helpers import bart_checkpoints, checkpoints, t5gemma2_checkpoints, t5gemma
 from helpers.models import mlx_model, padded_inputs
 from helpers.oracle import flat_weights
 
-_SLOW = {
-    "bart": bart_checkpoints,
-    "t5gemma": t5gemma_checkpoints,
-    "t5gemma2": t5gemma_checkpoints,
-}
+_SLOW = {"bart": bart_checkpoints, "t5gemma": t5gemma_checkpoints, "t5gemma2": t5gemma_checkpoints}
 RAW: dict[str, dict] = {
     name: raw
     for module in (checkpoints, *_SLOW.values(), t5gemma2_checkpoints)

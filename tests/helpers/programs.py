@@ -23,11 +23,7 @@ def run(*arguments, cwd: Path, script: str = "main.py", **kwargs) -> subprocess.
 
 
 def call(
-    *arguments,
-    cwd: Path,
-    script: str = "main.py",
-    terminal: int | None = None,
-    typed: str = "",
+    *arguments, cwd: Path, script: str = "main.py", terminal: int | None = None, typed: str = ""
 ) -> subprocess.CompletedProcess:
     """The same in this process, which has all the modules already: for what is not about the process.
 
