@@ -4,6 +4,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from html import escape
 from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
@@ -112,6 +113,26 @@ def in_text(
         return Written(_edited(source, sorted(edits)).encode(), plain, problems)
 
     return Document(passages, write, **fields)
+
+
+def with_attributes(
+    data: bytes, find: Callable[[str], Iterable[Passage]], parse: Callable[[bytes], Document]
+) -> Document:
+    """A document, with attributes of its tags behind its passages. Where these change, the rest is read again."""
+
+    def fit(source: str, passage: Passage, text: str, targets: Targets) -> Fitted | None:
+        return None if text == passage.text else Fitted([f'"{escape(text)}"'])
+
+    document = parse(data)
+    attributes = in_text(data, find, fit)
+    count = len(document.passages)
+
+    def write(texts: Texts, targets: AllTargets = None) -> Written:
+        changed = attributes.write(texts[count:]).data
+        rest = document if changed == data else parse(changed)
+        return rest.write(texts[:count], targets and targets[:count])
+
+    return replace(document, passages=[*document.passages, *attributes.passages], write=write)
 
 
 def joined(

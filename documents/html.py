@@ -10,13 +10,13 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 from common.errors import InputError
-from documents.document import Document, as_text
+from documents.document import Document, Passage, as_text, with_attributes
 from documents.encodings import decoded
 from documents.inline import STAND_IN, Event, paragraphs_of
 from documents.markup import Markup, in_archive, in_markup
 from documents.paragraph import Paragraph
 from documents.sentences import ADDRESS
-from documents.tags import Token, attributes_of, ends_of, events_of, html_tokens
+from documents.tags import Token, attributes_in, attributes_of, ends_of, events_of, html_tokens
 
 _BLOCKS = set(  # all others are within a sentence
     "address area article aside audio base blockquote body caption center col colgroup dd details dialog dir div dl dt fieldset"
@@ -46,6 +46,7 @@ _SPACE = " \t\r\n\f"
 _SPACES = re.compile(f"[{_SPACE}]+")
 # The words of a text, and the space at its ends
 _PARTS = re.compile(rf"[{_SPACE}]+|[^{_SPACE}]+(?:[{_SPACE}]++[^{_SPACE}]++)*+")
+_READ = {"alt", "title", "aria-label", "placeholder"}
 _SINGLE = {"title", "nav", "option"}  # where no source stands beside its translation
 _CHAPTERS = {"application/xhtml+xml", "text/html", "application/x-dtbncx+xml"}
 _ENCRYPTED = "META-INF/encryption.xml"
@@ -81,15 +82,18 @@ def _page(
     bilingual: bool = False,
 ) -> Document:
     staying = {name.lower(): STAND_IN for name in stays} | (_STAYS if is_html else {})
+    read = partial(_Reader, is_xml=is_xml, stays=staying, is_html=is_html)
 
     def find(source: str) -> Iterator[Paragraph]:
-        reader = _Reader(source, is_xml, staying, is_html)
+        reader = read(source)
         outlined = set() if inline is None else reader.outlined(inline)
         return reader.paragraphs(reader.named(splits) | outlined)
 
     parts = partial(events_of, is_xml, _CHECKED, ("rt", "rp"))
     below = "<br/>{}".format if bilingual else None
-    return in_markup(data, find, Markup(partial(escape, quote=False), parts, below=below))
+    markup = Markup(partial(escape, quote=False), parts, below=below)
+    document = partial(in_markup, find=find, markup=markup)
+    return with_attributes(data, lambda source: read(source).attributes(), document)
 
 
 def _shown(raw: str) -> str:
@@ -151,6 +155,18 @@ class _Reader:
         alone = {number for number, parent in parents.items() if parent not in with_words}
         alone -= self.named(inline)
         return alone | {self.ends[number] for number in alone}
+
+    def attributes(self) -> Iterator[Passage]:
+        """What is read in tags, besides a link's title, which is a name."""
+        after = 0
+        for number, token in enumerate(self.tokens if self.is_html else ()):
+            last = self.ends.get(number, number)
+            if number < after or token.kind not in ("open", "anchor"):
+                continue
+            if last > number and self._as_a_whole(number, last, False):
+                after = last + 1
+            elif token.name != "link":
+                yield from attributes_in(self.source, token[1:3], _READ)
 
     def paragraphs(self, blocks: Collection[int]) -> Iterator[Paragraph]:
         """blocks: the tags that end a sentence"""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from xml.parsers import expat
 
 from common.errors import InputError
+from documents.document import Passage, Span
 from documents.inline import Event
 
 # As HTML's standard reads them: quotes count behind an equals sign. Not by html.parser, which takes quadratic time.
@@ -68,6 +69,13 @@ def attributes_of(tag: str) -> dict[str, str]:
     """The attributes of a tag of HTML, by their names in lower case."""
     _, *found = _ATTRIBUTE.findall(tag)
     return {name.lower(): unescape(value.strip("\"'")) for name, value in reversed(found)}
+
+
+def attributes_in(source: str, tag: Span, names: Collection[str]) -> Iterator[Passage]:
+    """The values of a tag's attributes of these names."""
+    for match in _ATTRIBUTE.finditer(source, *tag):
+        if match[2] and match[1].lower() in names:
+            yield Passage(unescape(match[2].strip("\"'")), (match.span(2),))
 
 
 def ends_of(tokens: Sequence[Token]) -> dict[int, int]:
