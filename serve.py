@@ -50,7 +50,8 @@ LIMIT = f"(default: the model's limit, or {MAX_TOKENS})"
 NAME = "the model's name in /v1/models and in answers (default: the last part of --model)"
 HOSTS = "more names, with commas, by which requests may address the server; *: any (default: none)"
 ORIGINS = (
-    "web pages, with commas, that may send requests (CORS); *: any (default: only the server's)"
+    "web pages and browser extensions, with commas, that may send requests (CORS), or patterns of them such as"
+    " moz-extension://*; *: any (default: only the server's)"
 )
 
 

@@ -206,20 +206,16 @@ class Learner:
             errors = FIRST_ERRORS * FALLING ** math.log2(len(texts) / FIRST)
         before = Evaluation.of_accuracy(accuracy).speedup(self._times)
         after = Evaluation.of_accuracy(1 - errors).speedup(self._times)
-        saved = seconds * (1 - before / after)
+        assert training.steps
+        max_step_seconds = seconds * (1 - before / after) / (training.steps * DEEPER)
         # A step's seconds are not known, or from the last time: it is tried only if they would pay.
-        if saved <= self._steps_seconds(training):
+        if max_step_seconds <= self._step_seconds:
             return False
         while training.steps_done < TRIED:
             began = time.perf_counter()
             next(pieces)
             self._step_seconds = time.perf_counter() - began
-        return saved > self._steps_seconds(training)
-
-    def _steps_seconds(self, training: Training) -> float:
-        """All of its steps'."""
-        assert training.steps
-        return training.steps * DEEPER * self._step_seconds
+        return max_step_seconds > self._step_seconds
 
     def _take(self, draft: Any, accuracy: float) -> None:
         """Save a better draft model, and decode with it."""

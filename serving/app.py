@@ -75,7 +75,7 @@ class Api:
         speech = Speech(self.transcriber, self.engine, self.gate, self.limits)
         realtime = Realtime(speech)
         translations = Translations(self.engine, self.gate, self.limits)
-        from_other_pages: dict[str, Any] = dict(allow_methods=["*"], allow_headers=["*"])
+        deepl = DeepL(translations)
         routes = [
             Route("/models", self.models),
             Route("/models/{name:path}", self.models),
@@ -94,12 +94,13 @@ class Api:
                 Mount("/v1", routes=routes),
                 post("/inference", speech.answer),  # whisper.cpp's
                 *routes,  # for clients whose address ends before /v1
-                Mount("/v2", routes=DeepL(translations).routes()),
+                Mount("/v2", routes=deepl.routes()),
+                Mount("/v3", routes=deepl.routes_v3()),
                 *LibreTranslate(translations).routes(),
             ],
             middleware=[
                 Middleware(_guarded, gate=self.gate, requests=self.engine.metrics.requests),
-                Middleware(CORSMiddleware, allow_origins=self.gate.origins, **from_other_pages),
+                Middleware(CORSMiddleware, **self.gate.cors),
             ],
             exception_handlers={
                 **dict.fromkeys([*ERRORS, Exception], failure),

@@ -1,11 +1,12 @@
 """Whom the server answers, and how much it takes."""
 
+import fnmatch
 import hmac
 import ipaddress
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
@@ -44,7 +45,7 @@ class Gate:
     names: Sequence[str] = ()  # by which requests may also call it, or patterns of them
     api_key: str | None = None
     hosts: Sequence[str] = ()  # names by which clients may address the server; *: any
-    origins: Sequence[str] = ()  # whose pages may send requests; *: any
+    origins: Sequence[str] = ()  # whose pages may send requests, or patterns of them; *: any
 
     def check_host(self, request: HTTPConnection) -> None:
         """Refuse a request to another host: a web page may let its own name resolve to this machine."""
@@ -53,12 +54,20 @@ class Gate:
             message = f"this server answers only to {', '.join(self.hosts)} (see --allowed-hosts)"
             raise HTTPException(400, message)
 
+    @property
+    def cors(self) -> dict[str, Any]:
+        """Arguments of Starlette's CORSMiddleware."""
+        patterns = "|".join(map(fnmatch.translate, self.origins))
+        anything = dict(allow_methods=["*"], allow_headers=["*"])
+        return dict(allow_origins=self.origins, allow_origin_regex=patterns, **anything)
+
     def check_origin(self, request: HTTPConnection) -> None:
         """Refuse another web page's form or WebSocket, which browsers send without asking first."""
         origin = request.headers.get("origin")
         if not origin or origin.partition("://")[2] == request.headers.get("host"):
             return
-        if not {origin, "*"} & {*self.origins}:
+        is_allowed = any(fnmatch.fnmatchcase(origin, each) for each in self.origins)
+        if not (is_allowed or origin in self.origins):
             raise HTTPException(403, "other web pages may not send requests; see --allowed-origins")
 
     def authorize(
@@ -75,5 +84,9 @@ class Gate:
     def check_model(self, name: str | None) -> None:
         """Refuse another model than the one that is served. None: any."""
         known = self.name, *self.names
-        if name and name not in known and not any(fnmatchcase(name, each) for each in known):
+        if (
+            name
+            and name not in known
+            and not any(fnmatch.fnmatchcase(name, each) for each in known)
+        ):
             raise HTTPException(404, f"this server has only the model {self.name}")

@@ -200,6 +200,10 @@ class DeepL:
             either("/usage", self.usage),
         ]
 
+    def routes_v3(self) -> list[Route]:
+        route = partial(self.translations.route, scheme="DeepL-Auth-Key", methods=["GET"])
+        return [route("/languages", self.all_languages, _Request)]
+
     async def translate(self, request: Request, asked: _Texts) -> Any:
         parse = plain.parse
         if asked.tag_handling == "html":
@@ -230,6 +234,16 @@ class DeepL:
         names = translations.names
         listed = [{"language": code.upper(), "name": names[code]} for code in codes]
         return [language | {"supports_formality": False} for language in listed]
+
+    async def all_languages(self, request: Request, asked: _Request) -> Any:
+        known = self.translations
+        stable = {"status": "stable"}
+        features = {"tag_handling": stable, "auto_detection": stable}
+        return [
+            {"lang": code, "name": name, "features": features, **stable}
+            | {"usable_as_source": code in known.sources, "usable_as_target": code in known.targets}
+            for code, name in known.names.items()
+        ]
 
     async def glossaries(self, request: Request, asked: _Request) -> Any:
         return {"supported_languages": []}

@@ -23,11 +23,13 @@ ARGUMENTS = {
 LAMP = {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}
 TOOLS = [{"name": "speak", "parameters": ARGUMENTS}, {"name": "lamp", "parameters": LAMP}]
 ORIGIN = "https://page.example"
+EXTENSION = "moz-extension://5a0fc2f5"
 
 
 @pytest.fixture(scope="module")
 def server(demo_folders):
-    with Server(demo_folders, "--allowed-origins", f"http://localhost:3000, {ORIGIN}") as server:
+    allowed = f"http://localhost:3000, {ORIGIN}, moz-extension://*"
+    with Server(demo_folders, "--allowed-origins", allowed) as server:
         yield server
 
 
@@ -112,14 +114,14 @@ def test_a_response_is_a_chat_under_other_names(client):
     assert last.usage.total_tokens == whole.usage.total_tokens
 
 
-@pytest.mark.parametrize("origin", [ORIGIN, "https://other.example"])
+@pytest.mark.parametrize("origin", [ORIGIN, EXTENSION, "https://other.example"])
 def test_pages_of_the_allowed_origins_may_send_requests(server, origin):
     asks = {"origin": origin, "access-control-request-method": "POST"}
     asks["access-control-request-headers"] = "authorization, content-type"
     connection = HTTPConnection("127.0.0.1", server.port, timeout=30)
     connection.request("OPTIONS", "/v1/chat/completions", headers=asks)
     response = connection.getresponse()
-    allowed = origin if origin == ORIGIN else None
+    allowed = origin if origin != "https://other.example" else None
     assert response.status == (200 if allowed else 400)
     assert response.getheader("access-control-allow-origin") == allowed
     response.read()

@@ -330,6 +330,9 @@ def test_what_clients_ask_first(server):
         '[{"confidence":100.0,"language":"en"'
     )
     assert json.loads(server.get("/v2/languages?type=target"))[0]["language"] == "DE"
+    english, german, *_ = json.loads(server.get("/v3/languages?resource=translate_text"))
+    assert english["lang"] == "en" and german["features"]["tag_handling"]["status"] == "stable"
+    assert [english["usable_as_source"], german["usable_as_source"]] == [True, False]
     assert json.loads(server.get("/v2/usage"))["character_count"] >= 0
     (model,) = json.loads(server.get("/v1/models"))["data"]
     assert model["interfaces"] == ["openai", "libretranslate", "deepl"]
