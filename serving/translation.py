@@ -153,7 +153,7 @@ class Translations:
     async def start(
         self, document: Document, source: str | None, target: str, **options: Any
     ) -> Started:
-        """Begin to translate a document. source: None or "auto": as detected. InputError for a language that the model lacks."""
+        """Begin to translate a document; placeholders stay. source: None or "auto": as detected. InputError for one that it lacks."""
         return await run_in_threadpool(self._start, document, source or "auto", target, options)
 
     def _start(self, document: Document, source: str, target: str, options: dict) -> Started:
@@ -173,7 +173,7 @@ class Translations:
             aligners=self._aligners,  # a few texts do not tell how attention is to be read
             max_prompt_tokens=self.limits.prompt_tokens,
         )
-        return Started(self._steps(translator, document), source, certainty)
+        return Started(self._steps(translator, replace(document, strict=True)), source, certainty)
 
     def _source_of(self, document: Document) -> tuple[str, float]:
         with suppress(InputError):
@@ -252,7 +252,7 @@ async def document_of(texts: Sequence[str], parse: Callable[[bytes], Document]) 
     def assemble(written: Sequence[bytes]) -> bytes:
         return json.dumps([data.decode() for data in written]).encode()
 
-    return replace(joined(documents, assemble), strict=True)  # a lost placeholder breaks a program
+    return joined(documents, assemble)
 
 
 def _values(form: ImmutableMultiDict) -> dict[str, Any]:
