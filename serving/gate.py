@@ -26,6 +26,11 @@ def allowed_hosts(host: str, address: str, more: Sequence[str] = ()) -> Sequence
     return sorted({name.lower() for name in names})
 
 
+def _is_among(name: str, names: Sequence[str]) -> bool:
+    """Whether a name is one of these, or fits one that is a pattern."""
+    return name in names or any(fnmatch.fnmatchcase(name, each) for each in names)
+
+
 @dataclass(frozen=True)
 class Limits:
     """The most that a request may ask for or send."""
@@ -66,8 +71,7 @@ class Gate:
         origin = request.headers.get("origin")
         if not origin or origin.partition("://")[2] == request.headers.get("host"):
             return
-        is_allowed = any(fnmatch.fnmatchcase(origin, each) for each in self.origins)
-        if not (is_allowed or origin in self.origins):
+        if not _is_among(origin, self.origins):
             raise HTTPException(403, "other web pages may not send requests; see --allowed-origins")
 
     def authorize(
@@ -83,10 +87,5 @@ class Gate:
 
     def check_model(self, name: str | None) -> None:
         """Refuse another model than the one that is served. None: any."""
-        known = self.name, *self.names
-        if (
-            name
-            and name not in known
-            and not any(fnmatch.fnmatchcase(name, each) for each in known)
-        ):
+        if name and not _is_among(name, (self.name, *self.names)):
             raise HTTPException(404, f"this server has only the model {self.name}")
