@@ -30,9 +30,7 @@ EPOCHS = 10
 MAX_STEPS = 400
 TRIED = 3  # steps after which the seconds of training are known
 DEEPER = 2.5  # how much longer its later steps take
-FIRST_ERRORS = (
-    0.5  # share of tokens that a draft model from the first texts is expected to draft wrong
-)
+FIRST_ERRORS = 0.5  # share of tokens that a draft model of so few texts may draft wrong
 FALLING = 0.75  # share of these errors that is left once the texts have doubled
 DRAFTS = 256  # the latest, whose accuracy is compared with the best so far
 WORSE = 0.7  # of that accuracy: the texts are of another kind
@@ -195,7 +193,8 @@ class Learner:
     def _pays(
         self, training: Training, pieces: Iterator[Any], left: float, accuracy: float
     ) -> bool:
-        """Whether what is left, as `total` counts it, pays for training. accuracy: of the draft model, 0: untrained"""
+        """Whether what is left, as `total` counts it, pays for training, of which the first steps are taken if they may tell.
+        accuracy: of the draft model, 0: untrained"""
         texts = training.texts
         if not self._times:
             self._times = call_times(training.draft, self._target, texts[0].prompt, self._rows)

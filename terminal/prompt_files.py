@@ -289,10 +289,10 @@ def decode_file(
     with task.out(samples) as (done, put):
         file = PromptFile(task.path, report, ranks, prepare, done)
         is_regular = task.path != "-" and Path(task.path).is_file()
-        lines = Path(task.path).read_bytes().splitlines() if is_regular else []
-        if decoder.learner and lines:
-            decoder.learner.total = sum(len(x) for n, x in enumerate(lines) if n not in done)
-        with progress(len(lines) or None, len(done), display.verbose) as show_progress:
+        sizes = [*map(len, Path(task.path).read_bytes().splitlines())] if is_regular else []
+        if decoder.learner and sizes:
+            decoder.learner.total = sum(size for n, size in enumerate(sizes) if n not in done)
+        with progress(len(sizes) or None, len(done), display.verbose) as show_progress:
             for line, response in file.answers(decoder, task.batch_size, options):
                 number = line * samples + response.sample
                 put(number, f"{display.line(line, response)}\n")
