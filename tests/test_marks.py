@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from common.errors import InputError
 from documents import FORMATS
+from documents.document import Document, Written
 from documents.marks import target_of, targets_of
 
 NAMES = "".join(f' xmlns:{name}="urn:{name}"' for name in ("w", "m", "r"))
@@ -38,6 +39,20 @@ def long(body: str) -> str:
         r"\[(<[^\[\]]*/>)?:([^\[\]]*)\]", r"<w:r><w:rPr>\1</w:rPr><w:t>\2</w:t></w:r>", body
     )
     return body.replace("<w:rPr></w:rPr>", "")
+
+
+def document_in(ending: str, source: str, **options: bool) -> Document:
+    """The document of a source, of Word's its body."""
+    data = docx(long(source)) if ending == ".docx" else source.encode()
+    return FORMATS[ending](data, **options)
+
+
+def in_capitals(document: Document) -> Written:
+    """The document with all but its placeholders in capitals."""
+    shown = re.compile(r"\{\d+\}|.")
+    return document.write(
+        ["".join(map(str.upper, shown.findall(each.text))) for each in document.passages]
+    )
 
 
 def field(code: str, result: str) -> str:
@@ -163,11 +178,7 @@ KEPT = [  # what is written is a document again, with all that its source has
 
 @pytest.mark.parametrize("ending, source, written", KEPT)
 def test_what_belongs_to_a_text_is_there_again(ending, source, written):
-    data = docx(long(source)) if ending == ".docx" else source.encode()
-    document = FORMATS[ending](data)
-    shown = re.compile(r"\{\d+\}|.")
-    texts = ["".join(map(str.upper, shown.findall(each.text))) for each in document.passages]
-    new = document.write(texts)
+    new = in_capitals(document_in(ending, source))
     assert not new.problems
     if ending == ".docx":
         assert body_of(new.data) == body_of(docx(long(written)))
@@ -231,11 +242,7 @@ BOTH = [
 
 @pytest.mark.parametrize("ending, source, written", BOTH)
 def test_a_source_stands_before_its_translation_and_nothing_has_two_names(ending, source, written):
-    data = docx(long(source)) if ending == ".docx" else source.encode()
-    document = FORMATS[ending](data, bilingual=True)
-    shown = re.compile(r"\{\d+\}|.")
-    texts = ["".join(map(str.upper, shown.findall(each.text))) for each in document.passages]
-    new = document.write(texts)
+    new = in_capitals(document_in(ending, source, bilingual=True))
     assert not new.problems
     assert (body_of(new.data) if ending == ".docx" else new.data.decode()) == written
 
@@ -299,8 +306,7 @@ MOVED = [
 def test_marks_go_where_their_words_went(ending, source, written):
     """The red house, word by word, is la maison rouge."""
     text = "la maison rouge"
-    data = docx(long(source)) if ending == ".docx" else source.encode()
-    document = FORMATS[ending](data)
+    document = document_in(ending, source)
     passage = document.passages[0]
     assert passage.text == "the red house"
 
