@@ -48,7 +48,11 @@ _GOES_ON = regex.compile(
     rf"{BEGINS_LOWER.pattern}|\s*[\p{{Pd}}」』]|(?<=[」』])\p{{Hiragana}}|\s*$"
 )
 _OPENING = regex.compile(r"""\s["”]$""")  # sentencex takes it for a closing one
-_PAGE = regex.compile(r"(?<!\p{L})\p{Ll}{1,4}\.$")  # before a number
+# Before a number, besides what sentencex knows
+_NUMBERED = regex.compile(
+    r"(?<!\p{L})(?i:afb|approx|aprox|cca|chap|eqs?|kap|máx|mín|núms?|pagg?|págs?|poz|rozdz|rys|tel|ust|vols?"
+    r"|прибл|прим|рис|табл|тел)\.$"
+)
 # What ends in a full stop within a sentence: initials; words without a vowel, such as Dr. and Hr.; other titles
 _VOWELS = "aeiouyáàâäãåæéèêëíîïóòôöõøœúùûüýőűąęėįųūāēīōаеиоуыэюяєіїαεηιουω"  # noqa: RUF001
 _ABBREVIATION = regex.compile(
@@ -151,7 +155,7 @@ def _ends(text: str, language: str, pattern: regex.Pattern) -> Iterator[int]:
         before = text[start:end].rstrip()
         goes_on = (
             _GOES_ON.match(text, end)
-            or (text[end : end + 1].isdecimal() and _PAGE.search(before))
+            or (text[end : end + 1].isdecimal() and _NUMBERED.search(before))
             or _ABBREVIATION.search(before)
             or (language in _NOUNS and _ORDINAL.search(before))
             or (language in (*_NOUNS, *_KINGS) and _OF_KINGS.search(before))
