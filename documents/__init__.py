@@ -27,6 +27,8 @@ _PARSERS: dict[Callable[[bytes], Document], str] = {
     subtitles.parse_ass: ".ass .ssa",
 }
 FORMATS = {ending: parse for parse, endings in _PARSERS.items() for ending in endings.split()}
+# Formats that declare their encoding, and what is done with a character that it lacks
+_DECLARE = {html.parse: "xmlcharrefreplace", gettext.parse: "strict"}
 
 # What turns other formats into one of these
 _CONVERT = "convert it: textutil -convert docx {0} (or soffice --convert-to docx)"
@@ -55,8 +57,8 @@ def read(path: Path, data: bytes, encoding: str | None = None, **options: bool) 
         raise InputError(f"{path}: not a document: they end in {', '.join(FORMATS)}")
     applied = {option: on for option, on in options.items() if suffix in OPTIONS[option]}
     try:
-        is_markup = FORMATS[suffix] is html.parse
-        return decoded(partial(FORMATS[suffix], **applied), data, encoding, is_markup)
+        parse = FORMATS[suffix]
+        return decoded(partial(parse, **applied), data, encoding, _DECLARE.get(parse))
     except ImportError:
         needed = f"{path.name} needs: pip install -r requirements-documents.txt"
         raise InputError(needed) from None

@@ -11,48 +11,63 @@ from documents.document import AllTargets, Document, Texts, Written
 
 _MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 # Not UTF-16, in which this could not be read
-_DECLARED = re.compile(rb"""(?i)(?:encoding|charset)\s*=\s*["']?(?!utf-16)([\w.:-]+)""")
-_HEAD = 2000  # bytes in which an encoding is declared
+_DECLARED = re.compile(rb"""(?i)((?:encoding|charset)\s*=\s*["']?)(?!utf-16)([\w.:-]+)""")
+_HEAD = 8000  # bytes in which an encoding is declared
 
 
 def decoded(
     parse: Callable[[bytes], Document],
     data: bytes,
     encoding: str | None = None,
-    is_markup: bool = False,
+    lacking: str | None = None,
 ) -> Document:
     """The document that `parse` makes of the data in UTF-8, written in its own encoding again if possible. encoding: after
-    a byte-order mark; None: as declared, if is_markup, UTF-8, or a guess, which is noted. InputError if it is wrong."""
+    a byte-order mark; None: as declared, UTF-8, or a guess, which is noted. lacking: in formats that declare their encoding,
+    Python's name of what is done with a character that it lacks. InputError if it is wrong."""
     if data.startswith(b"PK"):  # an archive
         return parse(data)
-    name, is_guess = _encoding(data, encoding, is_markup)
+    name, is_guess = _encoding(data, encoding, lacking is not None)
     try:
         source = data.decode(name)
     except (UnicodeError, LookupError):
         raise InputError(f"not {name} text; say its encoding with --encoding") from None
-    document = parse(source.encode())
     notes = [f"read as {name}; --encoding changes that"] if is_guess else []
+    return _encoded(parse(source.encode()), name, lacking, notes)
+
+
+def _encoded(document: Document, name: str, lacking: str | None, notes: list[str]) -> Document:
+    """A document in UTF-8 as one that is written in an encoding, with more notes."""
 
     def write(texts: Texts, targets: AllTargets = None) -> Written:
         new = document.write(texts, targets)
+        data = new.data
         try:
-            errors = "xmlcharrefreplace" if is_markup else "strict"
-            return replace(new, data=new.data.decode().encode(name, errors))
+            return replace(new, data=data.decode().encode(name, lacking or "strict"))
         except UnicodeEncodeError as error:
-            lacking = error.object[error.start]
-            note = f"written as UTF-8: {name} has no {lacking!r}"
-            return replace(new, notes=[*new.notes, note])
+            note = f"written as UTF-8: {name} has no {error.object[error.start]!r}"
+        if lacking:
+            data = _DECLARED.sub(rb"\1UTF-8", data, 1)
+        return replace(new, data=data, notes=[*new.notes, note])
 
-    return replace(document, write=write, notes=[*notes, *document.notes])
+    def for_language(language: str) -> Document:
+        assert document.for_language
+        return _encoded(document.for_language(language), name, lacking, notes)
+
+    return replace(
+        document,
+        write=write,
+        notes=[*notes, *document.notes],
+        for_language=document.for_language and for_language,
+    )
 
 
-def _encoding(data: bytes, given: str | None, is_markup: bool) -> tuple[str, bool]:
+def _encoding(data: bytes, given: str | None, is_declared: bool) -> tuple[str, bool]:
     """The encoding that the data are in, and whether it is a guess."""
     told = _MARKS.get(data[:2], given)
     if told:
         return told, False
-    declared = _DECLARED.findall(data[:_HEAD])[:1] if is_markup else []
-    for name in (*(each.decode() for each in declared), "utf-8"):
+    declared = _DECLARED.findall(data[:_HEAD])[:1] if is_declared else []
+    for name in (*(each.decode() for _, each in declared), "utf-8"):
         with suppress(UnicodeError, LookupError):
             data.decode(name)
             return name, False

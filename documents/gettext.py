@@ -12,8 +12,6 @@ from common.errors import InputError
 from documents.document import Document, Fitted, Passage, Span, in_text, newline_of
 from documents.sentences import changed, keep_pattern
 
-_UTF8 = (b"CHARSET", b"UTF-8", b"UTF8", b"ASCII", b"US-ASCII")
-_CHARSET = re.compile(rb"charset=([-\w]+)")
 _STRING = r'[ \t]*("[^\r\n]*"(?:\s*+"[^\r\n]*")*+)'
 _TEXT = re.compile(rf"msgstr(?:\[\d+\])?{_STRING}")
 _ENTRY = re.compile(
@@ -56,9 +54,6 @@ class _Message(Passage):
 
 def parse(data: bytes, fuzzy: bool = True, language: str | None = None) -> Document:
     """fuzzy: mark what is written. language: the translations'; it completes the head and plural forms."""
-    charset = _CHARSET.search(data)
-    if charset and charset[1].upper() not in _UTF8:
-        raise InputError("not UTF-8; convert it with msgconv -t UTF-8")
     find = partial(_messages, fuzzy=fuzzy, language=language)
     return in_text(data, find, _fit, strict=True, for_language=partial(parse, data, fuzzy))
 

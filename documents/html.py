@@ -120,9 +120,9 @@ def _chapters(files: Mapping[str, bytes]) -> set[str]:
 
 def _chapter(data: bytes, name: str, bilingual: bool) -> Document:
     if b"<ncx" in data[:2000] or name.endswith(".ncx"):
-        return decoded(partial(parse_xml, stays=["docauthor"]), data, is_markup=True)
+        return decoded(partial(parse_xml, stays=["docauthor"]), data, lacking="xmlcharrefreplace")
     parse = partial(_page, is_xml=True, splits=_BLOCKS, inline=None, stays=())
-    return decoded(partial(parse, bilingual=bilingual), data, is_markup=True)
+    return decoded(partial(parse, bilingual=bilingual), data, lacking="xmlcharrefreplace")
 
 
 class _Reader:
