@@ -82,7 +82,7 @@ def _page(
     bilingual: bool = False,
 ) -> Document:
     staying = {name.lower(): STAND_IN for name in stays} | (_STAYS if is_html else {})
-    read = partial(_Reader, is_xml=is_xml, stays=staying, is_html=is_html)
+    read = partial(_PageReader, is_xml=is_xml, stays=staying, is_html=is_html)
 
     def find(source: str) -> Iterator[Paragraph]:
         reader = read(source)
@@ -125,7 +125,7 @@ def _chapter(data: bytes, name: str, bilingual: bool) -> Document:
     return decoded(partial(parse, bilingual=bilingual), data, lacking="xmlcharrefreplace")
 
 
-class _Reader:
+class _PageReader:
     """Reads the paragraphs of a page. stays: elements that stay, with what they show; is_html: others are HTML's"""
 
     def __init__(self, source: str, is_xml: bool, stays: Mapping[str, str], is_html: bool):

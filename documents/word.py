@@ -45,7 +45,7 @@ def _parts(files: Mapping[str, bytes]) -> set[str]:
 
 
 def _part(xml: bytes, _: str, bilingual: bool) -> Document:
-    reader = _Reader(as_text(xml))
+    reader = _PartReader(as_text(xml))
     run, text, look, ruby = (f"{reader.prefix.lower()}{name}" for name in ("r", "t", "rpr", "ruby"))
     marks = dict.fromkeys((run, text, ""), "run")  # may be split and joined; comments may be lost
     parts = partial(events_of, True, marks, (look, ruby), shown=text)
@@ -78,7 +78,7 @@ def _mark_of(code: str) -> str:
     return _PROSE.get(name, "")
 
 
-class _Reader:
+class _PartReader:
     """Reads the paragraphs of a part. The names of Word's own namespace, which is the root's, are without it."""
 
     def __init__(self, source: str):

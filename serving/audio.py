@@ -39,7 +39,7 @@ _UNUSED = ("chunking_strategy", "include", "user", "temperature_inc", "no_timest
 Part = tuple[Segment, Stats] | Transcript
 
 
-class _Request(BaseModel):
+class _SoundRequest(BaseModel):
     """The fields of OpenAI's clients, of whisper.cpp's, and ours. Those without a use here have no effect."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -119,7 +119,7 @@ class Speech:
         return JSONResponse(body)
 
     async def _parts(
-        self, transcriber: Transcriber, wanted: _Request, options: TranscribeOptions
+        self, transcriber: Transcriber, wanted: _SoundRequest, options: TranscribeOptions
     ) -> AsyncGenerator[Part]:
         """Each segment of a sound, once there is a place for it, and the whole transcript."""
         if self._places.statistics().tasks_waiting >= self.engine.queue_size:
@@ -169,7 +169,7 @@ async def _events(
         yield event_of(event)
 
 
-async def _request(request: Request, limits: Limits) -> _Request:
+async def _request(request: Request, limits: Limits) -> _SoundRequest:
     """A request's form. Raises InputError for unknown or unsupported fields."""
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise HTTPException(415, "the body must be multipart/form-data")
@@ -183,7 +183,7 @@ async def _request(request: Request, limits: Limits) -> _Request:
             fields.setdefault(name, []).append(value)
         else:
             fields[name] = value
-    return validated(fields, _Request)
+    return validated(fields, _SoundRequest)
 
 
 def _usage(transcript: Transcript) -> dict[str, Any]:

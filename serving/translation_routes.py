@@ -153,7 +153,7 @@ async def _events(
         yield event_of(event | step.drafts())
 
 
-class _Request(Asked):
+class _DeepLRequest(Asked):
     type: str = "source"  # of languages
 
     @model_validator(mode="before")
@@ -165,7 +165,7 @@ class _Request(Asked):
         return fields
 
 
-class _Target(_Request):
+class _Target(_DeepLRequest):
     target_lang: Annotated[str, Field(min_length=1)]
     source_lang: str | None = None
     formality: Literal["default", "prefer_more", "prefer_less"] = "default"
@@ -189,7 +189,7 @@ class DeepL:
 
     def routes(self) -> list[Route]:
         route = partial(self.translations.route, scheme="DeepL-Auth-Key")
-        either = partial(route, kind=_Request, methods=["GET", "POST"])
+        either = partial(route, kind=_DeepLRequest, methods=["GET", "POST"])
         return [
             route("/translate", self.translate, _Texts, methods=["POST"]),
             route("/document", self.document, _Target, methods=["POST"], is_file=True),
@@ -202,7 +202,7 @@ class DeepL:
 
     def routes_v3(self) -> list[Route]:
         route = partial(self.translations.route, scheme="DeepL-Auth-Key", methods=["GET"])
-        return [route("/languages", self.all_languages, _Request)]
+        return [route("/languages", self.all_languages, _DeepLRequest)]
 
     async def translate(self, request: Request, asked: _Texts) -> Any:
         parse = plain.parse
@@ -228,14 +228,14 @@ class DeepL:
         ]
         return {"translations": translations}
 
-    async def languages(self, request: Request, asked: _Request) -> Any:
+    async def languages(self, request: Request, asked: _DeepLRequest) -> Any:
         translations = self.translations
         codes = translations.targets if asked.type == "target" else translations.sources
         names = translations.names
         listed = [{"language": code.upper(), "name": names[code]} for code in codes]
         return [language | {"supports_formality": False} for language in listed]
 
-    async def all_languages(self, request: Request, asked: _Request) -> Any:
+    async def all_languages(self, request: Request, asked: _DeepLRequest) -> Any:
         known = self.translations
         stable = {"status": "stable"}
         features = {"tag_handling": stable, "auto_detection": stable}
@@ -245,10 +245,10 @@ class DeepL:
             for code, name in known.names.items()
         ]
 
-    async def glossaries(self, request: Request, asked: _Request) -> Any:
+    async def glossaries(self, request: Request, asked: _DeepLRequest) -> Any:
         return {"supported_languages": []}
 
-    async def usage(self, request: Request, asked: _Request) -> Any:
+    async def usage(self, request: Request, asked: _DeepLRequest) -> Any:
         return {"character_count": self.characters, "character_limit": 10**12}
 
     async def document(self, request: Request, asked: _Target) -> Any:
@@ -256,7 +256,7 @@ class DeepL:
         self.characters += stored.characters
         return {"document_id": stored.key, "document_key": stored.key}
 
-    async def status(self, request: Request, asked: _Request) -> Any:
+    async def status(self, request: Request, asked: _DeepLRequest) -> Any:
         stored = self.translations.stored(request.path_params["key"])
         await asyncio.wait([stored.task], timeout=5)  # seconds
         body: dict[str, Any] = {"document_id": stored.key, "status": "translating"}
@@ -269,7 +269,7 @@ class DeepL:
                 stored.is_fetched = True
         return body
 
-    async def result(self, request: Request, asked: _Request) -> Response:
+    async def result(self, request: Request, asked: _DeepLRequest) -> Response:
         stored = self.translations.stored(request.path_params["key"])
         if not stored.task.done():
             raise HTTPException(503, "the document is not translated yet")
