@@ -18,6 +18,7 @@ Targets = Sequence[Target] | None  # of a passage's formatting
 AllTargets = Sequence[Targets] | None  # of all passages
 Texts = Sequence[str | None]
 
+_HIDDEN = re.compile("([\U000f0000-\U0010fffd])(?:\n*\\1)*")  # an attribute's value
 _LINE_BREAK = re.compile(rf"(?:{NEWLINE.pattern})\Z")
 
 
@@ -116,23 +117,29 @@ def in_text(
 
 
 def with_attributes(
-    data: bytes, find: Callable[[str], Iterable[Passage]], parse: Callable[[bytes], Document]
+    data: bytes, attributes: Sequence[Passage], parse: Callable[[bytes], Document]
 ) -> Document:
-    """A document, with attributes of its tags behind its passages. Where these change, the rest is read again."""
-
-    def fit(source: str, passage: Passage, text: str, targets: Targets) -> Fitted | None:
-        return None if text == passage.text else Fitted([f'"{escape(text)}"'])
-
-    document = parse(data)
-    attributes = in_text(data, find, fit)
+    """A document, with the values of attributes behind its passages. While it is read and written, each is as many of one
+    character for private use, so that everything is where it was."""
+    source = as_text(data)
+    used = {*source}
+    free = (name for name in map(chr, range(0xF0000, 0x10FFFE)) if name not in used)
+    named = dict(zip(free, _located(source, attributes), strict=False))
+    values = {name: source[slice(*each.spans[0])] for name, each in named.items()}
+    hidden = ((named[name].spans[0], re.sub(r"[^\n]", name, values[name])) for name in named)
+    document = parse(_edited(source, hidden).encode())
     count = len(document.passages)
 
     def write(texts: Texts, targets: AllTargets = None) -> Written:
-        changed = attributes.write(texts[count:]).data
-        rest = document if changed == data else parse(changed)
-        return rest.write(texts[:count], targets and targets[:count])
+        written = document.write(texts[:count], targets and targets[:count])
+        new = dict(values)
+        for (name, attribute), text in zip(named.items(), texts[count:], strict=True):
+            if text not in (None, attribute.text):
+                new[name] = f'"{escape(text)}"'
+        shown = _HIDDEN.sub(lambda match: new.get(match[1], match[0]), written.data.decode())
+        return replace(written, data=shown.encode())
 
-    return replace(document, passages=[*document.passages, *attributes.passages], write=write)
+    return replace(document, passages=[*document.passages, *named.values()], write=write)
 
 
 def joined(

@@ -82,18 +82,13 @@ def _page(
     bilingual: bool = False,
 ) -> Document:
     staying = {name.lower(): STAND_IN for name in stays} | (_STAYS if is_html else {})
-    read = partial(_PageReader, is_xml=is_xml, stays=staying, is_html=is_html)
-
-    def find(source: str) -> Iterator[Paragraph]:
-        reader = read(source)
-        outlined = set() if inline is None else reader.outlined(inline)
-        return reader.paragraphs(reader.named(splits) | outlined)
-
+    reader = _PageReader(as_text(data), is_xml, staying, is_html)
+    outlined = set() if inline is None else reader.outlined(inline)
+    find = partial(reader.paragraphs, reader.named(splits) | outlined)
     parts = partial(events_of, is_xml, _CHECKED, ("rt", "rp"))
     below = "<br/>{}".format if bilingual else None
     markup = Markup(partial(escape, quote=False), parts, below=below)
-    document = partial(in_markup, find=find, markup=markup)
-    return with_attributes(data, lambda source: read(source).attributes(), document)
+    return with_attributes(data, reader.attributes, partial(in_markup, find=find, markup=markup))
 
 
 def _shown(raw: str) -> str:
@@ -134,6 +129,9 @@ class _PageReader:
         self.stays = stays
         self.tokens = [*html_tokens(source, is_xml)]
         self.ends = ends_of(self.tokens)
+        self.wholes = dict[int, Event]()  # by the number of their first tag
+        self.attributes = list[Passage]()  # that are read
+        self._find_wholes()
 
     def named(self, names: Collection[str]) -> set[int]:
         """The tags of these names."""
@@ -156,20 +154,8 @@ class _PageReader:
         alone -= self.named(inline)
         return alone | {self.ends[number] for number in alone}
 
-    def attributes(self) -> Iterator[Passage]:
-        """What is read in tags, besides a link's title, which is a name."""
-        after = 0
-        for number, token in enumerate(self.tokens if self.is_html else ()):
-            last = self.ends.get(number, number)
-            if number < after or token.kind not in ("open", "anchor"):
-                continue
-            if last > number and self._as_a_whole(number, last, False):
-                after = last + 1
-            elif token.name != "link":
-                yield from attributes_in(self.source, token[1:3], _READ)
-
-    def paragraphs(self, blocks: Collection[int]) -> Iterator[Paragraph]:
-        """blocks: the tags that end a sentence"""
+    def paragraphs(self, blocks: Collection[int], source: str) -> Iterator[Paragraph]:
+        """blocks: the tags that end a sentence. source: with other attributes in the same places"""
         events = list[Event]()
         after = 0
         single = -1  # the last tag of such an element
@@ -179,29 +165,42 @@ class _PageReader:
             is_block = token.name != "" and number in blocks
             last = self.ends.get(number, number)
             if is_block:
-                for each in paragraphs_of(self.source, events):
+                for each in paragraphs_of(source, events):
                     yield replace(each, is_single=number <= single)
                 events = []
             if token.name in _SINGLE:
                 single = max(single, last)
-            whole = self._as_a_whole(number, last, is_block) if last > number else None
+            whole = self.wholes.get(number)
             if whole:
-                events.append(whole)
+                events.append(whole._replace(words="") if is_block else whole)
                 after = last + 1
             elif token.kind == "text":
-                for part in _PARTS.finditer(self.source, token.start, token.stop):
+                for part in _PARTS.finditer(source, token.start, token.stop):
                     events.append(Event("text", *part.span(), _shown(part[0])))
             elif not is_block:
                 events.append(self._event(token))
-        yield from paragraphs_of(self.source, events)
+        yield from paragraphs_of(source, events)
 
-    def _as_a_whole(self, first: int, last: int, is_block: bool) -> Event | None:
-        """An element that is not translated, or whose tags are not kept."""
+    def _find_wholes(self) -> None:
+        """Find the elements that are not translated, or whose tags are not kept, and the attributes of all others."""
+        after = 0
+        for number, token in enumerate(self.tokens):
+            last = self.ends.get(number, number)
+            if number < after or token.kind not in ("open", "anchor"):
+                continue
+            whole = self._as_a_whole(number, last) if last > number else None
+            if whole:
+                self.wholes[number] = whole
+                after = last + 1
+            elif self.is_html and token.name != "link":  # whose title is a name
+                self.attributes += attributes_in(self.source, token[1:3], _READ)
+
+    def _as_a_whole(self, first: int, last: int) -> Event | None:
         token = self.tokens[first]
         place = Event("anchor", token.start, self.tokens[last].stop)
         shown = self._stays(first, last)
         if shown is not None:
-            return place._replace(words="" if is_block else shown)
+            return place._replace(words=shown)
         if token.name == "ruby" and self.is_html:
             words = _READING.sub("", self.source[place.start : place.stop])
             return place._replace(kind="text", words=_shown(words))
