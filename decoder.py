@@ -34,7 +34,7 @@ from speculative.beams import BeamBatch
 from speculative.cached_model import CachedModel
 from speculative.draft import Step
 from speculative.draft_vocabulary import DraftVocabulary
-from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
+from speculative.drafting import Drafter, ModelDrafter, PromptLookup
 from speculative.driver import Driver, Prompts
 from speculative.lookup import REFERENCE
 from speculative.model import Model
@@ -232,10 +232,9 @@ class SpeculativeDecoder:
         lookup = PromptLookup(partial(piece_of, self.tokenizer), copied)
         if self.draft_model is None:
             return lookup
-        model_drafter = ModelDrafter(
-            self.draft_model, self._common_ids, self.draft_vocabulary, self.prefix_cache
+        return ModelDrafter(
+            self.draft_model, self._common_ids, self.draft_vocabulary, self.prefix_cache, lookup
         )
-        return CombinedDrafter(lookup, model_drafter)
 
     def max_batch_size(self, batch_size: int) -> int:
         """The number of rows that the models can decode together, up to `batch_size`."""

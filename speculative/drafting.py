@@ -8,8 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from speculative.cached_model import CachedModel, following
-from speculative.distilled_model import DistilledModel
+from speculative.cached_model import CachedModel, DistilledModel, following
 from speculative.draft import Candidate, Draft, Plan, no_draft
 from speculative.draft_vocabulary import DraftVocabulary, Narrowed
 from speculative.lookup import UNBOUNDED, WEAK, PromptMatcher
@@ -59,8 +58,9 @@ class Drafter:
 
 
 class ModelDrafter(Drafter):
-    """Drafts with a smaller model, token by token. It prefills a prompt when it first drafts for it. A candidate's
-    state says how the row's last draft fared, because texts stay easy or hard for a while."""
+    """Drafts with a smaller model, token by token, or copies, as the plan says: per row, in one batch. It prefills a prompt
+    when it first drafts for it. A candidate's state says how the row's last draft fared, because texts stay easy or hard
+    for a while."""
 
     def __init__(
         self,
@@ -68,9 +68,11 @@ class ModelDrafter(Drafter):
         vocab_size: int | None = None,
         vocabulary: DraftVocabulary | None = None,
         prefix_cache: PrefixCache | None = None,
+        lookup: Drafter | None = None,
     ):
         """vocab_size: ids from here on are never proposed: the target does not share them.
-        vocabulary: the tokens to score; None: all of them."""
+        vocabulary: the tokens to score; None: all of them. lookup: the drafter of the copies; None: there are none."""
+        self._lookup = lookup or Drafter()
         self._full_model = model
         self._learner = model.learner
         self._model = CachedModel(model, prefix_cache=prefix_cache)
@@ -81,7 +83,7 @@ class ModelDrafter(Drafter):
         # Rows without a prefill so far, with how many tokens that takes
         self._to_prefill: dict[Row, int] = {}
         self._last_outcome: dict[Row, str] = {}
-        self._lengths = np.zeros(0, np.int32)  # [B], of the last draft
+        self._lengths = np.zeros(0, np.int32)  # [B], of the last draft, without copies
 
     def follow(self, target: CachedModel) -> None:
         self._broadcast = target.broadcast
@@ -93,6 +95,7 @@ class ModelDrafter(Drafter):
             self._model.cache = None
         self._model.resize(len(batch))
         super().admit(batch, new)
+        self._lookup.admit(batch, new)
         for b in new:
             self._to_prefill[batch[b]] = self._model.missing_of(batch[b].prompt)
         self._to_prefill = {row: n for row, n in self._to_prefill.items() if row in batch}
@@ -104,31 +107,51 @@ class ModelDrafter(Drafter):
 
     def select(self, indices: Sequence[int]) -> None:
         super().select(indices)
+        self._lookup.select(indices)
         self._model.select(indices)
 
     def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
+        offered = self._lookup.candidates(contexts)
+        if not self._learner or self._learner.version:
+            self._offer(contexts, offered)
+        # Matches that may be chance come after the model.
+        return [sorted(each, key=lambda candidate: candidate.state in WEAK) for each in offered]
+
+    def _offer(self, contexts: TokenLists, offered: list[list[Candidate]]) -> None:
+        """Add the model's candidates to what is offered for the rows."""
         config = self._model.config
         drafter = "narrowed" if self._narrowed else "model"
-        if self._learner and not self._learner.version:
-            return [[] for _ in contexts]
         if self._learner:  # the schedule judges a better version anew
             drafter += f" {self._learner.version}"
-        offered: list[list[Candidate]] = []
         missing = self._model.missing(contexts)
         missing[missing <= self._model.MAX_MISSING] = 0
-        for row, context, lacking in zip(self._batch, contexts, missing.tolist(), strict=True):
+        rows = zip(self._batch, contexts, missing.tolist(), offered, strict=True)
+        for row, context, lacking, candidates in rows:
             length = (config.max_positions or UNBOUNDED) - len(context)
             fits = len(row.prompt) <= (config.max_prompt_tokens or UNBOUNDED)
             state = self._last_outcome[row]
             lacking = self._to_prefill.get(row, lacking)
-            candidate = Candidate(drafter, length, state=state, missing=lacking)
-            offered.append([candidate] if fits and length > 0 else [])
-        return offered
+            if fits and length > 0:
+                candidates.append(Candidate(drafter, length, state=state, missing=lacking))
 
     def draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
-        self._lengths = plan.limits
-        if not plan.limits.any():
-            return no_draft(len(contexts))
+        modelled = plan.modelled
+        copies = self._lookup.draft(contexts, plan.only(~modelled), sampler)
+        self._lengths = np.where(modelled, plan.limits, 0)
+        if not self._lengths.any():
+            return copies
+        draft = self._own_draft(contexts, plan.only(modelled), sampler)
+        lengths = np.where(modelled, draft.lengths, copies.lengths)
+        width = int(lengths.max())
+        tokens = mx.where(
+            mx.array(modelled[:, None]), _padded(draft.tokens, width), _padded(copies.tokens, width)
+        )
+        q = None if draft.q is None else _padded(draft.q, width)
+        certain = np.broadcast_to(~modelled[:, None], tokens.shape)
+        return replace(draft, tokens=tokens, lengths=lengths, q=q, certain=certain)
+
+    def _own_draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
+        """The model's proposals for the rows with limits."""
         contexts = [each if n else [] for each, n in zip(contexts, plan.limits, strict=True)]
         lacking = any(candidate and candidate.missing for candidate in plan.candidates)
         prefill_seconds = self._prefill(contexts) if lacking else 0.0
@@ -177,7 +200,7 @@ class ModelDrafter(Drafter):
         if not self._lengths.any():
             return
         # The last proposal was never fed: `SlotCache.keep` keeps at most what was written.
-        self._model.keep(n)
+        self._model.keep(np.where(self._lengths, n, 0))
         for row, accepted, length in zip(self._batch, n, self._lengths, strict=True):
             if length:
                 outcome = "whole" if accepted == length else "part"
@@ -271,57 +294,6 @@ class PromptLookup(Drafter):
                     matcher.extend(context[row.prefix_size :])
                     candidates += matcher.candidates()
         return offered
-
-
-class CombinedDrafter(Drafter):
-    """Copies, or asks another drafter, as the plan says: per row, in one batch."""
-
-    def __init__(self, lookup: Drafter, inner: Drafter):
-        self._lookup = lookup
-        self._inner = inner
-        self._modelled = np.zeros(0, bool)  # [B], rows for which the other drafted last
-
-    def follow(self, target: CachedModel) -> None:
-        self._inner.follow(target)
-
-    def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
-        self._lookup.admit(batch, new)
-        self._inner.admit(batch, new)
-
-    def select(self, indices: Sequence[int]) -> None:
-        self._lookup.select(indices)
-        self._inner.select(indices)
-
-    def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
-        copied = self._lookup.candidates(contexts)
-        modelled = self._inner.candidates(contexts)
-        # Matches that may be chance come after the model.
-        return [
-            sorted(copies + drafts, key=lambda candidate: candidate.state in WEAK)
-            for copies, drafts in zip(copied, modelled, strict=True)
-        ]
-
-    def draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
-        self._modelled = plan.modelled
-        modelled = self._modelled
-        copies = self._lookup.draft(contexts, plan.only(~modelled), sampler)
-        draft = self._inner.draft(contexts, plan.only(modelled), sampler)
-        if not modelled.any():
-            return copies
-        lengths = np.where(modelled, draft.lengths, copies.lengths)
-        width = int(lengths.max())
-        tokens = mx.where(
-            mx.array(modelled[:, None]), _padded(draft.tokens, width), _padded(copies.tokens, width)
-        )
-        q = None if draft.q is None else _padded(draft.q, width)
-        certain = np.broadcast_to(~modelled[:, None], tokens.shape)
-        return replace(draft, tokens=tokens, lengths=lengths, q=q, certain=certain)
-
-    def keep(self, n: np.ndarray) -> None:
-        self._inner.keep(np.where(self._modelled, n, 0))
-
-    def learn(self, done: Sequence[Row]) -> None:
-        self._inner.learn(done)
 
 
 def _padded(x: mx.array, width: int) -> mx.array:

@@ -18,7 +18,7 @@ from common.errors import InputError
 from families.causal import MASKED, CausalModel
 from speculative import prefill
 from speculative.cached_model import CachedModel
-from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
+from speculative.drafting import Drafter, ModelDrafter, PromptLookup
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ def test_texts_are_mlx_lms_own(name):
     model, noised = CausalModel(lm), CausalModel(build(name, noise=0.2))
     prompted, partial, whole = prompts(5, 25), 0, 0
     expected = [alone(lm, prompt, 10) for prompt in prompted]
-    both = CombinedDrafter(PromptLookup(), ModelDrafter(noised))
+    both = ModelDrafter(noised, lookup=PromptLookup())
     ways = [(ModelDrafter(noised), 3, 3), (ModelDrafter(model), 5, 2), (PromptLookup(), 3, 5)]
     for drafter, num_draft, batch_size in [*ways, (both, 1, 1), (Drafter(), 0, 3)]:
         options = dict(num_draft=num_draft, max_tokens=10)

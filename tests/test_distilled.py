@@ -26,7 +26,7 @@ from common.reporting import reporter
 from decoder import SpeculativeDecoder, load
 from families.distilled import from_target, own_weights, save, set_weights, skeleton, type_of
 from speculative.cache import MASKED
-from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
+from speculative.drafting import ModelDrafter, PromptLookup
 from speculative.options import Options
 
 OTHERS = ("umt5", "bart", "m2m", "t5gemma", "t5gemma2")
@@ -54,7 +54,7 @@ def test_texts_are_those_without_a_draft_model(name, options):
     draft = with_states(target)
     narrow = draft.narrowed(mx.array(np.arange(38)))
     for model, schedule in ((draft, RashSchedule()), (narrow, Stopping(5, 0.2))):
-        drafter = CombinedDrafter(PromptLookup(), ModelDrafter(model))
+        drafter = ModelDrafter(model, lookup=PromptLookup())
         rows = decode_with(target, drafter, prompts, 4, schedule, max_tokens=20, **options)
         assert [row.tokens for row in rows] == [row.tokens for row in expected]
         assert total(rows).draft_tokens

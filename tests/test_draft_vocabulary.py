@@ -18,7 +18,7 @@ from decoder import Options, SpeculativeDecoder
 from families.causal import CausalModel
 from speculative.draft import Candidate
 from speculative.draft_vocabulary import MAX_MISSES, MIN_TOKENS, DraftVocabulary
-from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
+from speculative.drafting import ModelDrafter, PromptLookup
 from speculative.sampling import probabilities
 from speculative.schedule import Schedule
 from terminal.flags import read_tokens
@@ -77,7 +77,7 @@ def test_texts_are_those_without_a_draft_model(name, bits, options):
         rows = decode_with(target, drafter, prompts, 3, num_draft=3, max_tokens=24, **options)
         assert [row.tokens for row in rows] == plain
         accepted.append(total(rows).accepted)
-        both = CombinedDrafter(PromptLookup(), drafter)
+        both = ModelDrafter(draft, size, vocabulary, lookup=PromptLookup())
         rows = decode_with(target, both, prompts, num_draft="auto", max_tokens=24, **options)
         assert [row.tokens for row in rows] == plain
     assert accepted[0] < accepted[1]

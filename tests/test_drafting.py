@@ -6,7 +6,7 @@ from helpers.decoding import Stopping, decode_with, new_driver, new_rows, start
 from helpers.scripted import EOS, START, ScriptedModel
 
 from speculative.draft import Step, no_draft
-from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
+from speculative.drafting import ModelDrafter, PromptLookup
 from speculative.lookup import LONG, PromptMatcher
 from speculative.options import Options
 from speculative.row import Row
@@ -109,7 +109,7 @@ def test_the_draft_model_is_not_asked_where_all_rows_copy():
     source = list(range(3, 40))
     target = ScriptedModel(lambda source, prefix: source[min(len(prefix), 38) - 1])
     draft = ScriptedModel(lambda source, prefix: 4)
-    drafter = CombinedDrafter(PromptLookup(), ModelDrafter(draft))
+    drafter = ModelDrafter(draft, lookup=PromptLookup())
     (row,) = decode_with(target, drafter, [[*source, EOS]], 1, num_draft=8)
     assert row.tokens == [START, *source, EOS]
     assert draft.calls == 0

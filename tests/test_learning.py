@@ -12,7 +12,7 @@ from helpers.scripted import EOS, Clock, ScriptedModel, scripted_next
 
 from decoder import SpeculativeDecoder
 from distributed.ranks import Ranks
-from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
+from speculative.drafting import ModelDrafter, PromptLookup
 from speculative.options import Options
 
 
@@ -100,7 +100,7 @@ def test_only_the_rows_to_draft_for_are_read():
         return prompt[min(len(prefix), len(prompt)) - 1] if len(prefix) < 25 else EOS
 
     target, draft = ScriptedModel(copying), ScriptedModel(next_token)
-    drafter = CombinedDrafter(PromptLookup(), ModelDrafter(draft))
+    drafter = ModelDrafter(draft, lookup=PromptLookup())
     decode_with(target, drafter, prompts, 2, num_draft=4, max_tokens=60)
     assert 27 not in draft.reads
 

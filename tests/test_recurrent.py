@@ -23,7 +23,7 @@ from families import loading
 from families.causal import MASKED, CausalCache, CausalModel
 from speculative import prefill
 from speculative.cached_model import CachedModel
-from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
+from speculative.drafting import ModelDrafter, PromptLookup
 from speculative.driver import Driver
 from speculative.options import Options
 from text.tokenizer import byte_tokenizer
@@ -47,7 +47,7 @@ def test_texts_are_mlx_lms_own(name):
     expected = [alone(lm, prompt, 16) for prompt in prompted]
     most = model.max_rows or 3
     of_model = ModelDrafter(draft)
-    both = CombinedDrafter(PromptLookup(), ModelDrafter(draft))
+    both = ModelDrafter(draft, lookup=PromptLookup())
     for drafter, num_draft in ((of_model, 0), (of_model, 4), (both, 1), (both, "auto")):
         rows = decode_with(model, drafter, prompted, most, num_draft=num_draft, max_tokens=16)
         assert [row.generated for row in rows] == expected, num_draft

@@ -18,7 +18,7 @@ from helpers.programs import call
 from helpers.scripted import Clock, agreeing, plain
 
 from decoder import Options, SpeculativeDecoder, batch_generate, generate
-from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
+from speculative.drafting import ModelDrafter, PromptLookup
 from text.memory import Memory, Pair
 from text.text_side import Prompt
 
@@ -80,7 +80,7 @@ def test_auto_stops_copying_from_a_bad_reference_and_keeps_to_a_good_one(monkeyp
     clock.charge(target, 1, 0.1)
     clock.charge(draft, 0.2, 0)
     prompts, rng = ragged_prompts(12, 50), random.Random(0)
-    drafter = CombinedDrafter(PromptLookup(), ModelDrafter(draft))
+    drafter = ModelDrafter(draft, lookup=PromptLookup())
     stats = {}
     for name in ("good", "bad"):
         options = Options(max_tokens=50)

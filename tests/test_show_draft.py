@@ -14,7 +14,7 @@ from helpers.scripted import EOS, START, agreeing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculative.drafting import CombinedDrafter, ModelDrafter, PromptLookup
+from speculative.drafting import ModelDrafter, PromptLookup
 from speculative.options import Options
 from speculative.row import ORIGINS, Row, respond
 from terminal.display import coloured, painted
@@ -64,7 +64,7 @@ def test_copied_tokens_are_told_from_the_draft_models():
 
     target, draft = (agreeing(1)[0] for _ in range(2))
     target.next_token = draft.next_token = next_token
-    drafter = CombinedDrafter(PromptLookup(), ModelDrafter(draft))
+    drafter = ModelDrafter(draft, lookup=PromptLookup())
     (row,) = decode_with(target, drafter, [[5, 6, 7, 8, 9]], num_draft=2, max_tokens=30)
     copied, drafted = ["lookup"] * 2 + ["target"], ["draft_model"] * 2 + ["target"]
     assert row.origins == copied * 2 + drafted * 3

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from decoder import Batch
-from speculative.drafting import CombinedDrafter, Drafter, ModelDrafter, PromptLookup
+from speculative.drafting import Drafter, ModelDrafter, PromptLookup
 from speculative.driver import Driver
 from speculative.options import Options
 from speculative.row import Row, Stats
@@ -122,6 +122,6 @@ def drafters(draft) -> dict[str, Drafter]:
     """Every drafter, by the name that tests give it; `draft` is the draft model."""
     return {
         "lookup": PromptLookup(),
-        "both": CombinedDrafter(PromptLookup(), ModelDrafter(draft)),
+        "both": ModelDrafter(draft, lookup=PromptLookup()),
         "model": ModelDrafter(draft),
     }
