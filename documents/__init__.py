@@ -20,7 +20,8 @@ _PARSERS: dict[Callable[[bytes], Document], str] = {
     plain.parse: ".txt",
     markdown.parse: ".md .markdown .mdx .qmd",
     word.parse: ".docx",
-    html.parse: ".html .htm .xhtml",
+    html.parse: ".html .htm",
+    html.parse_xhtml: ".xhtml",
     html.parse_epub: ".epub",
     gettext.parse: ".po .pot",
     subtitles.parse: ".srt .vtt",
@@ -28,7 +29,8 @@ _PARSERS: dict[Callable[[bytes], Document], str] = {
 }
 FORMATS = {ending: parse for parse, endings in _PARSERS.items() for ending in endings.split()}
 # Formats that declare their encoding, and what is done with a character that it lacks
-_DECLARE = {html.parse: "xmlcharrefreplace", gettext.parse: "strict"}
+_DECLARE = dict.fromkeys((html.parse, html.parse_xhtml), "xmlcharrefreplace")
+_DECLARE[gettext.parse] = "strict"
 
 # What turns other formats into one of these
 _CONVERT = "convert it: textutil -convert docx {0} (or soffice --convert-to docx)"

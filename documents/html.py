@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from html import escape, unescape
+from html import escape
 from posixpath import dirname, join, normpath
 from urllib.parse import unquote
 from xml.etree import ElementTree
@@ -16,7 +16,15 @@ from documents.inline import STAND_IN, Event, paragraphs_of
 from documents.markup import Markup, in_archive, in_markup
 from documents.paragraph import Paragraph
 from documents.sentences import ADDRESS
-from documents.tags import Token, attributes_in, attributes_of, ends_of, events_of, html_tokens
+from documents.tags import (
+    Token,
+    attributes_in,
+    attributes_of,
+    ends_of,
+    events_of,
+    html_tokens,
+    words_of,
+)
 
 _BLOCKS = set(  # all others are within a sentence
     "address area article aside audio base blockquote body caption center col colgroup dd details dialog dir div dl dt fieldset"
@@ -44,8 +52,8 @@ _NOTE = re.compile(r"[\[(]\s*(?:\d{1,3}|[a-z]|[*†‡§¶↩↑]+)\s*[\])]|\d{1
 _SHORT = 24  # tokens: longer elements are no notes
 _SPACE = " \t\r\n\f"
 _SPACES = re.compile(f"[{_SPACE}]+")
-# The words of a text, and the space at its ends
-_PARTS = re.compile(rf"[{_SPACE}]+|[^{_SPACE}]+(?:[{_SPACE}]++[^{_SPACE}]++)*+")
+# The words of a text, and the space at its ends; a CDATA section
+_PARTS = re.compile(rf"(?s:<!\[CDATA\[.*)|[{_SPACE}]+|[^{_SPACE}]+(?:[{_SPACE}]++[^{_SPACE}]++)*+")
 _READ = {"alt", "title", "aria-label", "placeholder"}
 _SINGLE = {"title", "nav", "option"}  # where no source stands beside its translation
 _CHAPTERS = {"application/xhtml+xml", "text/html", "application/x-dtbncx+xml"}
@@ -57,6 +65,10 @@ def parse(data: bytes, stays: Collection[str] = (), bilingual: bool = False) -> 
     """stays: names of elements that are not translated, besides HTML's"""
     is_xml = as_text(data).lstrip("\ufeff").startswith("<?xml")
     return _page(data, is_xml, _BLOCKS, None, stays, bilingual=bilingual)
+
+
+def parse_xhtml(data: bytes, bilingual: bool = False) -> Document:
+    return _page(data, True, _BLOCKS, None, (), bilingual=bilingual)
 
 
 def parse_xml(
@@ -92,7 +104,7 @@ def _page(
 
 
 def _shown(raw: str) -> str:
-    return _SPACES.sub(" ", unescape(raw)).replace("\xad", "")
+    return _SPACES.sub(" ", words_of(raw)).replace("\xad", "")
 
 
 def parse_epub(data: bytes, bilingual: bool = False) -> Document:
@@ -116,8 +128,7 @@ def _chapters(files: Mapping[str, bytes]) -> set[str]:
 def _chapter(data: bytes, name: str, bilingual: bool) -> Document:
     if b"<ncx" in data[:2000] or name.endswith(".ncx"):
         return decoded(partial(parse_xml, stays=["docauthor"]), data, lacking="xmlcharrefreplace")
-    parse = partial(_page, is_xml=True, splits=_BLOCKS, inline=None, stays=())
-    return decoded(partial(parse, bilingual=bilingual), data, lacking="xmlcharrefreplace")
+    return decoded(partial(parse_xhtml, bilingual=bilingual), data, lacking="xmlcharrefreplace")
 
 
 class _PageReader:
@@ -222,10 +233,10 @@ class _PageReader:
         if not self.is_html or token.name != "a" or last - first > _SHORT:
             return None
         texts = [each for each in self.tokens[first:last] if each.kind == "text"]
-        words = "".join(self.source[each.start : each.stop] for each in texts)
-        if ADDRESS.fullmatch(unescape(words).strip()):
+        words = "".join(words_of(self.source[each.start : each.stop]) for each in texts).strip()
+        if ADDRESS.fullmatch(words):
             return STAND_IN
-        return "" if _NOTE.fullmatch(unescape(words).strip()) else None
+        return "" if _NOTE.fullmatch(words) else None
 
     def _event(self, token: Token) -> Event:
         place = Event("anchor", token.start, token.stop)

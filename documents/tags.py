@@ -50,7 +50,9 @@ def html_tokens(source: str, is_xml: bool = False) -> Iterator[Token]:
             position = len(source)
             yield Token("anchor", start, position)
             return
-        if not name:
+        if is_xml and tag.lastgroup == "cdata":
+            kind = "text"
+        elif not name:
             kind = "anchor"
         elif tag["close"]:
             kind = "close"
@@ -63,6 +65,13 @@ def html_tokens(source: str, is_xml: bool = False) -> Iterator[Token]:
             yield Token("anchor", end, position)
     if position < len(source):
         yield Token("text", position, len(source))
+
+
+def words_of(raw: str) -> str:
+    """The words of a text or a CDATA section."""
+    if raw.startswith("<![CDATA["):
+        return raw[9:-3]
+    return unescape(raw)
 
 
 def attributes_of(tag: str) -> dict[str, str]:
@@ -108,7 +117,7 @@ def events_of(
             mark = marks.get(name, "element")
             yield Event(kind, start, stop, name=name, mark=mark, raw=raw[start:stop])
         elif shown in ("", opened):
-            yield Event("text", start, stop, unescape(raw[start:stop]))
+            yield Event("text", start, stop, words_of(raw[start:stop]))
         opened = name
 
 

@@ -160,6 +160,20 @@ def test_only_texts_of_a_page_change(page, texts, new, written):
     assert document.passages[0].location == "line 1"
 
 
+def test_a_cdata_section_of_xhtml_is_text():
+    source = "<p>A <i><![CDATA[ b <u>c</u>]]></i> &amp; <![CDATA[d\n&amp; ]]>e</p><style><![CDATA[f]]></style>"
+    document = FORMATS[".xhtml"](source.encode())
+    (passage,) = document.passages
+    assert passage.text == "A b <u>c</u> & d &amp; e"
+    assert document.write([passage.text]).data.decode() == source
+    new = document.write([passage.text.replace("d", "f")])
+    assert (
+        new.data.decode()
+        == "<p>A <i>b &lt;u&gt;c&lt;/u&gt;</i> &amp; f &amp;amp; e</p><style><![CDATA[f]]></style>"
+    )
+    assert not new.problems
+
+
 B, PLAIN = "<w:rPr><w:b/></w:rPr>", "<w:rPr/>"
 KEPT = [  # what is written is a document again, with all that its source has
     (".docx", f"<w:r>{B}<w:t>The young</w:t></w:r><w:r>{PLAIN}<w:t> king sees.</w:t></w:r>", f"<w:r>{B}<w:t>THE YOUNG</w:t></w:r><w:r>{PLAIN}<w:t> KING SEES.</w:t></w:r>"),
