@@ -8,8 +8,7 @@ python convert.py --model google-t5/t5-11b --quantize --q-bits 4
 import terminal  # noqa: F401 (first: it checks Python and the packages)
 
 # isort: split
-from checkpoints.quantization import BITS, GROUP_SIZES, MODES, Quantization
-from checkpoints.weights import DTYPES
+from checkpoints.weights import BITS, DTYPES, GROUP_SIZES, MODES, Quantization
 from families.conversion import convert, describe
 from terminal import cli
 from terminal.flags import add_shared

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.limits import text_logits
 from benchmarks.measure import decoding, widened
 from benchmarks.report import describe
-from checkpoints.quantization import Quantization
+from checkpoints.weights import Quantization
 from decoder import load
 from demo.pair import DEMO, KINDS, default_dtype, demo_model, examples
 from families.conversion import convert

@@ -1,9 +1,10 @@
-"""Tensors that are still in their files, our own npz files, and conversion between MLX and NumPy.
+"""Tensors that are still in their files, safetensors, our own npz files, and conversion between MLX and NumPy.
 
 NumPy has no bfloat16: it is the two-byte void type `V2` here, as in MLX's npz files. They are written member by member and
 read through a map: mx.savez would hold every array in memory.
 """
 
+import json
 import mmap
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,13 @@ from common.errors import InputError
 BFLOAT16 = np.dtype("V2")
 BLOCK_BYTES = 16 << 20
 QUANTIZED = "not floating-point of 16 bits or more: convert the original, unquantized checkpoint"
+_SAFETENSORS: dict[str, np.dtype] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": BFLOAT16,
+    "I64": np.dtype("<i8"),  # never weights
+}
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,34 @@ def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
 def are_sizes(values: tuple) -> bool:
     """Whether `values` from a file can be sizes: whole numbers, not too large, not too many."""
     return len(values) < 64 and all(type(n) is int and 0 <= n < 2**48 for n in values)
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, whose package needs torch for bfloat16: 8 bytes of header length, a JSON header, data."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > size - 8:
+            raise InputError(f"{path}: truncated, or not a safetensors file")
+        try:
+            header = json.loads(file.read(length))
+            header.pop("__metadata__", None)
+            return {n: _safetensor(path, n, entry, 8 + length, size) for n, entry in header.items()}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            fault = "" if isinstance(error, InputError) else "truncated, or its header is damaged: "
+            raise InputError(f"{path}: {fault}{error}") from None
+
+
+def _safetensor(path: Path, name: str, entry: dict, start: int, size: int) -> Tensor:
+    dtype = entry["dtype"]
+    if dtype not in _SAFETENSORS:
+        raise InputError(f"{name} is {dtype}, {QUANTIZED}")
+    begin, end = entry["data_offsets"]
+    tensor = Tensor(path, start + begin, _SAFETENSORS[dtype], tuple(entry["shape"]))
+    fits = are_sizes((begin, end, *tensor.shape)) and start + end <= size
+    if not fits or end - begin != prod(tensor.shape) * tensor.dtype.itemsize:
+        raise ValueError(f"{name} does not have as many bytes as its shape needs")
+    return tensor
 
 
 def stored_members(path: Path) -> dict[str, tuple[int, int]]:

@@ -5,6 +5,7 @@ of storage keys, and the storages. The pickle describes tensors as views of stor
 """
 
 import pickle
+from collections import OrderedDict
 from math import prod
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -114,13 +115,6 @@ class _Unpickler(pickle.Unpickler):
         return key, view[0][1] if view and view[0] else 0
 
 
-class _Dict(dict):
-    """An OrderedDict without the attributes that the pickle gives it (torch's _metadata)."""
-
-    def __setstate__(self, state: object) -> None:
-        pass
-
-
 def _rebuild_tensor(storage, offset, shape, strides, *unused) -> _View:
     key, start = storage
     if not are_sizes((start, offset, *shape, *strides)):
@@ -129,7 +123,7 @@ def _rebuild_tensor(storage, offset, shape, strides, *unused) -> _View:
 
 
 _CALLABLE = {
-    ("collections", "OrderedDict"): _Dict,
+    ("collections", "OrderedDict"): OrderedDict,
     ("torch", "Size"): tuple,
     ("torch._utils", "_rebuild_tensor"): _rebuild_tensor,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,

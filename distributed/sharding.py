@@ -10,8 +10,8 @@ import numpy as np
 from mlx.nn.layers.distributed import shard_inplace, shard_linear
 from mlx.utils import tree_flatten, tree_map_with_path
 
-from checkpoints.quantization import Quantization
 from checkpoints.tensors import to_mlx
+from checkpoints.weights import Quantization
 from common.errors import InputError
 
 # Whether a layer's outputs or inputs are split, by the last part of its name. The bias is [buckets, heads].

@@ -30,8 +30,9 @@ class Kind:
     """The settings of a model_type, and transformers' defaults for keys that old files lack."""
 
     norm_first: bool  # before each sub-layer and after the stack, not after each residual sum
-    positions: str  # "learned"; "sinusoidal"; "counted": fairseq's sinusoids, padding skipped
-    norm_embedding: bool
+    positions: (
+        str  # "learned", and normed; "sinusoidal"; "counted": fairseq's sinusoids, padding skipped
+    )
     pad: int
     bos: int | None
     eos: int
@@ -41,11 +42,11 @@ class Kind:
 
 
 KINDS = {
-    "bart": Kind(False, "learned", True, 1, 0, 2, 2),
-    "mbart": Kind(True, "learned", True, 1, 0, 2, None),
-    "m2m_100": Kind(True, "counted", False, 1, 0, 2, 2, "relu", True),
-    "marian": Kind(False, "sinusoidal", False, 58100, None, 0, 58100),
-    "pegasus": Kind(True, "sinusoidal", False, 0, None, 1, 0),
+    "bart": Kind(False, "learned", 1, 0, 2, 2),
+    "mbart": Kind(True, "learned", 1, 0, 2, None),
+    "m2m_100": Kind(True, "counted", 1, 0, 2, 2, "relu", True),
+    "marian": Kind(False, "sinusoidal", 58100, None, 0, 58100),
+    "pegasus": Kind(True, "sinusoidal", 0, None, 1, 0),
 }
 
 
@@ -64,7 +65,6 @@ class Config(BaseConfig):
     max_positions: int | None  # in a source, and in a row of the decoder
     positions: str
     norm_first: bool
-    norm_embedding: bool
     scale_embedding: bool
     activation: str
     shared_embedding: bool  # by encoder and decoder
@@ -102,7 +102,6 @@ class Config(BaseConfig):
             max_positions=limit,
             positions=kind.positions,
             norm_first=kind.norm_first,
-            norm_embedding=kind.norm_embedding,
             activation=raw.get("activation_function", kind.activation),
             shared_embedding=shared,
             tied_head=is_tied(raw, weights),
@@ -219,7 +218,6 @@ class Stack(transformer.Stack):
         if c.positions == "learned":
             assert c.max_positions is not None
             self.positions = nn.Embedding(c.max_positions + FIRST, c.d_model)
-        if c.norm_embedding:
             self.embedding_norm = nn.LayerNorm(c.d_model)
         self.layers = layers
         if c.norm_first:
@@ -240,7 +238,7 @@ class Stack(transformer.Stack):
         if c.positions == "counted":
             added = mx.where((tokens == c.pad_token_id)[..., None], 0, added)
         x = x + added.astype(x.dtype)
-        return self.embedding_norm(x) if c.norm_embedding else x
+        return self.embedding_norm(x) if c.positions == "learned" else x
 
 
 class Bart(EncoderDecoder):
@@ -258,6 +256,7 @@ class Bart(EncoderDecoder):
             self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
         if c.logits_bias:
             self.logits_bias = mx.zeros((c.vocab_size,))
+        self.forced_bos_token_id = c.forced_bos_token_id
         self._ids = mx.array(np.arange(c.vocab_size))  # of the logits; mx.arange would be lazy
 
     def encode(self, tokens: mx.array, mask: np.ndarray) -> mx.array:
@@ -273,10 +272,6 @@ class Bart(EncoderDecoder):
     @property
     def source_vocab_size(self) -> int:
         return self.config.source_vocab_size
-
-    @property
-    def forced_bos_token_id(self) -> int | None:  # type: ignore[override]
-        return self.config.forced_bos_token_id
 
     def prefix(self, prompt: Sequence[int]) -> list[int]:
         forced = self.forced_bos_token_id

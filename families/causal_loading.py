@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from checkpoints.folder import WEIGHTS, converted_path, is_on_hub, read_json, weight_files
 from checkpoints.hub import cached
-from checkpoints.quantization import Quantization
+from checkpoints.weights import Quantization
 from common.errors import InputError, first_line
 from distributed.ranks import Ranks
 from families.causal import CausalModel

@@ -15,8 +15,7 @@ from checkpoints import folder as folders
 from checkpoints.adapters import base_of, merge, with_tokenizer_of
 from checkpoints.folder import WEIGHTS, converted_path, is_outdated, read_json
 from checkpoints.hub import Start, fetch, gb
-from checkpoints.quantization import Quantization
-from checkpoints.weights import DTYPES, stored_size, write_weights
+from checkpoints.weights import DTYPES, Quantization, stored_size, write_weights
 from common.errors import InputError, errors_name
 from common.files import replacing
 from common.reporting import reporter

@@ -9,8 +9,8 @@ import mlx.core as mx
 from tokenizers import Tokenizer
 
 from checkpoints.folder import WEIGHTS, converted, is_outdated, read_json
-from checkpoints.quantization import Quantization
 from checkpoints.tensors import map_npz, to_mlx
+from checkpoints.weights import Quantization
 from common.errors import errors_name
 from distributed import sharding
 from distributed.ranks import Ranks

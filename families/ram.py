@@ -12,8 +12,7 @@ import numpy as np
 
 from checkpoints.folder import read_json
 from checkpoints.hub import gb
-from checkpoints.quantization import Quantization
-from checkpoints.weights import stored_size
+from checkpoints.weights import Quantization, stored_size
 from common.errors import InputError
 from common.reporting import reporter
 from families.causal_check import mlx_lm_cache

@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from checkpoints.config import BaseConfig
-from checkpoints.quantization import Quantization
+from checkpoints.weights import Quantization
 from common.errors import InputError
 from families import Family, bart, opt, t5, t5gemma, t5gemma2, whisper
 

@@ -75,17 +75,6 @@ class SoundPrompt(list[int]):
         self.encoded: dict[int, mx.array] = {}  # by encoder
 
 
-def encode(windows: Sequence[SoundPrompt], encoder: "Encoder") -> mx.array:
-    """The encodings of windows, [B, S, d_model]; the encoder runs only for those it has not seen."""
-    key = id(encoder)
-    missing = [window for window in windows if key not in window.encoded]
-    if missing:
-        outputs = encoder(mx.array(np.stack([window.features for window in missing])))
-        for window, output in zip(missing, outputs, strict=True):
-            window.encoded[key] = output
-    return mx.stack([window.encoded[key] for window in windows])
-
-
 def _equal(a: nn.Module, b: nn.Module) -> bool:
     """Whether two modules have the same weights, in the same types."""
     ours: dict[str, mx.array] = dict(tree_flatten(a.parameters()))
@@ -158,7 +147,14 @@ class Whisper(EncoderDecoder):
         return SoundPrompt(np.zeros((config.frames, config.num_mel_bins), np.float32))
 
     def start(self, prompts: Sequence[SoundPrompt]) -> CrossCache:  # type: ignore[override]
-        encoded = encode(prompts, self.encoder)
+        """As the contract says. The encoder runs only for windows that it has not seen."""
+        key = id(self.encoder)
+        missing = [window for window in prompts if key not in window.encoded]
+        if missing:
+            outputs = self.encoder(mx.array(np.stack([window.features for window in missing])))
+            for window, output in zip(missing, outputs, strict=True):
+                window.encoded[key] = output
+        encoded = mx.stack([window.encoded[key] for window in prompts])  # [B, S, d_model]
         return self.attend_to(encoded, np.ones(encoded.shape[:2], bool))
 
     def states(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:

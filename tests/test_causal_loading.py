@@ -20,7 +20,7 @@ from helpers.texts import chat_tokens
 
 import convert
 import main
-from checkpoints.quantization import Quantization
+from checkpoints.weights import Quantization
 from common.errors import InputError
 from common.reporting import reporter
 from families import causal_loading

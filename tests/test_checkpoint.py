@@ -10,8 +10,14 @@ import torch
 from safetensors.torch import save_file
 
 from checkpoints.folder import open_checkpoint
-from checkpoints.safetensors_files import read_safetensors
-from checkpoints.tensors import BFLOAT16, map_npz, to_mlx, to_numpy, write_npz_member
+from checkpoints.tensors import (
+    BFLOAT16,
+    map_npz,
+    read_safetensors,
+    to_mlx,
+    to_numpy,
+    write_npz_member,
+)
 from common.errors import InputError
 
 

@@ -23,8 +23,8 @@ from transformers import T5Tokenizer
 from transformers.models.auto import modeling_auto
 
 from checkpoints import tensors, weights
-from checkpoints.quantization import Quantization
 from checkpoints.tensors import map_npz
+from checkpoints.weights import Quantization
 from common.errors import InputError
 from common.files import hidden
 from common.reporting import reporter

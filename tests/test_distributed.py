@@ -23,8 +23,8 @@ from helpers.rank_program import decode
 from helpers.ranks import LIMIT, by_hand, ends, launch, launched, run_jobs
 
 import main
-from checkpoints.quantization import Quantization
 from checkpoints.tensors import map_npz
+from checkpoints.weights import Quantization
 from common.errors import InputError
 from distributed.ranks import Ranks, session
 from families.conversion import convert

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from checkpoints.safetensors_files import read_safetensors
+from checkpoints.tensors import read_safetensors
 from common.errors import InputError
 
 pytestmark = pytest.mark.slow

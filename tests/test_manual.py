@@ -23,7 +23,7 @@ import main
 import serve
 import transcribe
 import translate
-from checkpoints.quantization import Quantization
+from checkpoints.weights import Quantization
 from decoder import Batch, SpeculativeDecoder, Stats
 from speculative.cache import CrossCache
 from speculative.draft import Draft, Plan

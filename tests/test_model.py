@@ -20,7 +20,7 @@ from helpers.programs import ROOT
 from mlx.utils import tree_flatten
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from checkpoints.quantization import Quantization
+from checkpoints.weights import Quantization
 from common.errors import InputError
 from families.conversion import converted_size, read_config
 from families.registry import family_of

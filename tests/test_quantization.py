@@ -11,8 +11,8 @@ from helpers.models import cached_logits, padded_inputs
 from mlx.utils import tree_flatten
 
 from checkpoints import tensors
-from checkpoints.quantization import MODES, Quantization, is_matrix
 from checkpoints.tensors import map_npz, to_mlx
+from checkpoints.weights import MODES, Quantization, is_matrix
 from common.errors import InputError
 from common.reporting import reporter
 from decoder import generate, load

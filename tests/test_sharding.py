@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 from helpers.checkpoints import SMALL
 
-from checkpoints.quantization import Quantization
+from checkpoints.weights import Quantization
 from common.errors import InputError
 from distributed.ranks import ALONE, LOST, Ranks
 from distributed.sharding import check_ranks

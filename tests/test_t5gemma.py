@@ -17,7 +17,7 @@ from helpers.texts import AWKWARD, assert_same_tokenizer, needs_shared, prompts
 from transformers import AutoTokenizer
 
 from checkpoints.folder import open_checkpoint
-from checkpoints.quantization import Quantization
+from checkpoints.weights import Quantization
 from common.errors import InputError
 from decoder import SpeculativeDecoder, load
 from families.conversion import convert, read_config

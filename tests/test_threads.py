@@ -14,7 +14,7 @@ from helpers.pairs import RAW
 from mlx.utils import tree_flatten
 from tokenizers import Tokenizer, models
 
-from checkpoints.quantization import Quantization
+from checkpoints.weights import Quantization
 from families.conversion import convert
 from families.loading import load
 from families.registry import family_of

@@ -19,7 +19,7 @@ from helpers.oracle import disturbed
 from tokenizers import Tokenizer, models
 
 import speech.transcriber
-from checkpoints.quantization import Quantization
+from checkpoints.weights import Quantization
 from common.errors import InputError
 from common.reporting import reporter
 from decoder import load
