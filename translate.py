@@ -10,7 +10,6 @@ import terminal  # noqa: F401 (first: it checks Python and the packages)
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from common.errors import InputError
@@ -25,7 +24,7 @@ from terminal import cli, flags
 from terminal.models import Models, merge_adapter, note_learned, open_decoder
 from terminal.summary import Summary
 from text.languages import title
-from text.memory import MemoryFile
+from text.memory import TABLES, XML, Memory, MemoryFile
 
 
 def parse_args(argv: list[str] | None = None):
@@ -50,7 +49,7 @@ def parse_args(argv: list[str] | None = None):
     flag("--whole", action=argparse.BooleanOptionalAction,
          help="translate paragraphs as a whole, for a model that reads more than a sentence (default: those with a chat template)")
     flag("--terms", type=cli.path, metavar="FILE",
-         help="a glossary, tab-separated (.tsv, .txt): list where a term's translation is missing")
+         help=f"a glossary ({', '.join(TABLES + XML)}): list where a term's translation is missing")
     flag("--batch-size", type=cli.positive, default=BATCH_SIZE, metavar="N",
          help="sentences to decode in one batch (default: %(default)s)")
     flags.add_shared(parser, "--memory", "--memory-append")
@@ -85,19 +84,20 @@ def run_command(args, ranks: Ranks) -> None:
     files, failures = load_all(args.documents, args.output, args.encoding, **settings)
     if args.report:
         check_free(args.report, args.force)
-    pairs = flags.read_memory(args.terms).pairs if args.terms else ()
-    # OmegaT's glossaries have comments in a third column.
-    terms = [replace(pair, text=pair.text.partition("\t")[0]) for pair in pairs]
+    glossary = flags.read_memory(args.terms) if args.terms else Memory(())
     memory_file = MemoryFile(args.memory) if args.memory_append else None  # created if needed
     models = Models.of(args, ranks)
     decoder = open_decoder(models, options, ranks, args.verbose)
     summary = Summary()
     translator = Translator(
-        decoder, options, args.batch_size, args.whole, terms, exact=args.memory_exact,
+        decoder, options, args.batch_size, args.whole, glossary.pairs, exact=args.memory_exact,
         memory_file=memory_file, on_response=summary.add,
     )  # fmt: skip
     report_languages(translator)
     languages = translator.source_lang, translator.target_lang
+    if args.terms and not glossary.fitting(*languages):
+        unfit = f"none of its {len(glossary.pairs)} pairs is in these languages"
+        raise InputError(f"{args.terms}: {unfit}")
     files = [
         file._replace(output=output_of(file.name, args.output, languages, file.inside))
         for file in files

@@ -13,7 +13,7 @@ from common.errors import InputError
 from common.files import Journal
 from common.reporting import reporter
 from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder
-from documents.document import Document, Passage, Span, Targets, spread
+from documents.document import Document, Passage, Targets, spread
 from documents.marks import Align, Sentence, targets_of
 from documents.sentences import (
     between,
@@ -31,7 +31,7 @@ from speculative.sampling import RowSeeds
 from speculative.tasks import Task, Work, result_of
 from text.alignment import Aligner
 from text.languages import short
-from text.memory import MemoryFile, Pair
+from text.memory import Memory, MemoryFile, Pair
 from text.text_side import Prompt
 
 Pattern = Any  # regex's
@@ -74,10 +74,8 @@ class Translator:
     options: Options
     batch_size: int = BATCH_SIZE
     whole: bool | None = None  # translate lines as a whole if they fit; None: with a chat template
-    terms: Sequence[Pair] = ()  # a glossary; the problems name where a term is missing
-    exact: InitVar[bool] = (
-        False  # use the memory's texts of the same sentence or passage as they are
-    )
+    terms: Iterable[Pair] = ()  # a glossary; the problems name where a term is missing
+    exact: InitVar[bool] = False  # use the memory's texts of the same sentence or passage
     memory_file: MemoryFile | None = None  # gets the sentences that the decoder's memory lacks
     texts: dict[str, str] = field(default_factory=dict)  # by sentence, known ones; gets the others
     on_response: Callable[[Response], Any] = lambda response: None  # for each finished sentence
@@ -110,9 +108,9 @@ class Translator:
         if self.languages not in self.aligners:
             self.aligners[self.languages] = Aligner.of(self.decoder, self.options)
         self.aligner = self.aligners[self.languages]
-        self._terms = defaultdict[str, list[Pair]](list)
-        for term in self.terms:
-            self._terms[term.prompt.strip().casefold()].append(term)
+        self._terms = defaultdict[str, dict[str, None]](dict)  # with their translations
+        for term in Memory(self.terms).fitting(self.source_lang, self.target_lang):
+            self._terms[term.prompt.casefold()][term.text] = None
         self._term_pattern = phrase_pattern([*self._terms])
         self._pending = dict[str, Row]()  # that are being decoded, by sentence
         self._journals = defaultdict[str, list[Journal]](list)  # that want these sentences
@@ -318,22 +316,25 @@ class Translator:
     def _lost_terms(
         self, pairs: Sequence[Sentence], aligned: Mapping[Sentence, Align]
     ) -> list[str]:
-        """The terms whose translations are not at their own words or, if it is not sure where these are, in the sentence."""
+        """The terms of whose translations none is at their own words or, if it is not sure where these are, in the sentence."""
         lost = dict[str, None]()
         for pair in pairs:
-            for span, term in self._terms_in(pair[0]):
-                matches = [*re.finditer(re.escape(term.text), pair[1], re.IGNORECASE)]
+            for term in self._terms_in(pair[0]):
+                span = term.span()
+                texts = self._terms[term[0].casefold()]
+                any_of = "|".join(map(re.escape, texts))
+                matches = [*re.finditer(any_of, pair[1], re.IGNORECASE)]
                 (begin, end), sure = aligned[pair](span) if pair in aligned else (span, False)
                 if sure:
                     matches = [m for m in matches if m.start() < end and begin < m.end()]
                 if not matches:
-                    lost[f"{term.prompt!r} is not {term.text!r}"] = None
+                    lost[f"{term[0]!r} is not {' or '.join(map(repr, texts))}"] = None
         return [*lost]
 
-    def _terms_in(self, text: str) -> Iterator[tuple[Span, Pair]]:
-        """The terms of a text, with their places; of those that begin together the longest."""
-        for match in self._term_pattern.finditer(text.replace("\n", " "), overlapped=True):
-            yield from ((match.span(), term) for term in self._terms[match[0].casefold()])
+    def _terms_in(self, text: str) -> Iterator[Any]:
+        """The matches of a text's terms; of those that begin together the longest."""
+        matches = self._term_pattern.finditer(text.replace("\n", " "), overlapped=True)
+        return (match for match in matches if match[0])
 
 
 def length(document: Document) -> int:

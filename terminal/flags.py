@@ -15,7 +15,7 @@ from common.errors import InputError
 from common.reporting import reporter
 from speculative.options import DECLARED, EARLY, TEXTS, Declared, Options, Values
 from terminal import cli
-from text.memory import Memory, Report, load_memory
+from text.memory import TABLES, XML, Memory, Report, load_memory
 
 T = TypeVar("T")
 SHOWN = 20  # unusable lines of a file that are reported one by one
@@ -57,7 +57,7 @@ SHARED: dict[str, dict[str, Any]] = {  # flags of several commands
         type=cli.path,
         metavar="FILE",
         help="a translation memory: draft tokens are copied from the output of a similar earlier prompt; JSON lines, "
-        "tab-separated (.tsv, .txt) or TMX (default: none)",
+        f"or a file with a name in {', '.join(TABLES + XML)} (default: none)",
     ),
     "--memory-append": dict(action="store_true", help="add this run's prompts and outputs to it"),
     "--prefix-cache": dict(
@@ -94,9 +94,9 @@ def read_draft_vocabulary(name: str, tokenizer: Tokenizer) -> Collection[int] | 
 
 
 def read_tokens(tokenizer: Tokenizer, path: Path, report: Report) -> set[int]:
-    """The tokens in a file: in the texts of a translation memory (.jsonl, .tmx, .tsv), else in all lines.
+    """The tokens in a file: in the texts of a translation memory (.jsonl, .csv, .tsv, .tmx, .tbx), else in all lines.
     Errors and `report` as in text.memory.load_memory."""
-    if path.suffix.lower() in (".jsonl", ".tmx", ".tsv"):
+    if path.suffix.lower() in (".jsonl", ".csv", ".tsv", *XML):
         texts = [pair.text for pair in load_memory(path, report).pairs]
     else:
         texts = path.read_text(encoding="utf-8-sig", errors="ignore").splitlines()

@@ -1,5 +1,7 @@
 """Translation memories: what is close, which files, what is passed over."""
 
+import csv
+import io
 import json
 import random
 import resource
@@ -168,8 +170,70 @@ def test_damaged_lines_are_named_by_number_and_the_rest_is_used(read):
     lines += [good.replace('"b"', r'"\ud800"').encode(), good.replace("null", r'"\udfff"').encode()]
     content = b"\r\n".join([*lines, b'{"prompt": "c", "text": "d"}'])
     assert read("m.jsonl", content) == ([Pair("a", "b"), Pair("c", "d")], [3, 4, 5, 6, 7, 8, 9])
-    pairs = [Pair("a", "b"), Pair("c d", "e\tf")]
-    assert read("m.tsv", "a\tb\nno tab\n\tb\nc d\te\tf\n") == (pairs, [2, 3])
+    tabs = b"a\tb\nno tab\n\tb\n\xff\tb\nc d\te\ta comment\n"
+    assert read("m.tsv", tabs) == ([Pair("a", "b"), Pair("c d", "e")], [2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("m.tsv", "no tab\n\nnor here\n", r"none of its 2 lines can be used; line 1: not two"),
+        ("m.jsonl", "[1]\n", r"none of its 1 lines can be used; line 1: not a JSON object"),
+        ("m.csv", 'a,b\n"c" d,e\n', r"not CSV: line 2: ',' expected after '\"'"),
+        ("m.tmx", '<tmx><tu><tuv lang="en"><seg>a</seg></tuv></tu></tmx>', "none of its 1 units"),
+        ("m.tbx", "<html/>", "none of its 0 units has texts in two languages"),
+    ],
+)
+def test_a_memory_without_a_pair_is_refused_in_a_line(read, name, content, problem):
+    with pytest.raises(InputError, match=f"{name}: {problem}"):
+        read(name, content)
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("header", [[], ["Source term", "Target"]])
+def test_csv_has_any_delimiter_and_perhaps_a_header(read, delimiter, header):
+    cells = [["the old king", "der alte, große; König", "noun", "pl"], ['"5" key"', "Schlüssel"]]
+    rows = [header, cells[0], ["no translation", ""], cells[1], ["red", "rot", "EN", "de"]]
+    text = io.StringIO()
+    csv.writer(text, delimiter=delimiter).writerows(filter(None, rows))
+    pairs = [*(Pair(*row[:2]) for row in cells), Pair("red", "rot", "en", "de")]
+    assert read("m.csv", text.getvalue()) == (pairs, [2 + bool(header)])
+
+
+def test_a_table_whose_first_line_names_languages_has_pairs_of_these(read):
+    pairs = [Pair("red", "rot", "en", "de"), Pair("rot", "red", "de", "en")]
+    assert read("m.csv", "English;POS;Deutsch\nred;adj;rot\n")[0] == pairs
+    assert read("m.tsv", "en\tde\nred\trot\n")[0] == pairs
+    # Words that are codes, too
+    assert read("m.tsv", "the\tder\nred\trot\n")[0] == [Pair("the", "der"), Pair("red", "rot")]
+
+
+TERMS = """<{0} xmlns="urn:iso:std:iso:30042:ed-2"><text><body><{1} id="1"><note>on it</note>
+<{2} xml:lang="en"><{3}><term>town  hall</term><termNote type="partOfSpeech">noun</termNote></{3}></{2}>
+<{2} xml:lang="de"><{3}><term>Rathaus</term></{3}><{3}><term>Stadthaus</term></{3}>
+<{3}><term>Rathauß</term><termNote type="administrativeStatus">deprecatedTerm-admn-sts</termNote></{3}></{2}>
+</{1}></body></text></{0}>"""
+
+
+@pytest.mark.parametrize(
+    "elements",
+    [("martif", "termEntry", "langSet", "tig"), ("tbx", "conceptEntry", "langSec", "termSec")],
+)
+def test_tbx_gives_each_term_with_its_translations(read, elements):
+    pairs, _ = read("m.tbx", TERMS.format(*elements))
+    ours = [pair for pair in pairs if pair.source_lang == "en"]
+    assert ours == [Pair("town  hall", text, "en", "de") for text in ("Rathaus", "Stadthaus")]
+    assert len(pairs) == 4
+
+
+def test_omegats_tags_are_no_words(read):
+    tagged = "<b0>The <a1>old </a1></b0>king <c2/> sees,<br3/>or so.<i4></i4> x <g5><h6/> y"
+    escaped = tagged.replace("<", "&lt;")
+    unit = (
+        '<tmx><tu><tuv lang="en"><seg>{}</seg></tuv><tuv lang="de"><seg>{}</seg></tuv></tu></tmx>'
+    )
+    (pair, _), _ = read("m.tmx", unit.format(escaped, "&lt;b0&gt;Der&lt;/b0&gt; König"))
+    assert pair == Pair("The old king sees, or so. x y", "Der König", "en", "de")
 
 
 def test_a_memory_grows_by_whole_lines_also_after_a_crash(tmp_path, read):

@@ -176,7 +176,9 @@ def test_damaged_lines_of_a_memory_are_named_and_the_rest_is_used(demo_folders):
     (demo_folders / "m.tsv").write_text("no tab\n" * 23 + "a\tb\n")
     result = call("-p", PROMPT, "--memory", "m.tsv", cwd=demo_folders)
     assert result.returncode == 0
-    assert result.stderr.splitlines()[0] == "m.tsv, line 1: not two texts separated by a tab"
+    assert (
+        result.stderr.splitlines()[0] == "m.tsv, line 1: not two texts in UTF-8 separated by a tab"
+    )
     assert result.stderr.splitlines()[20:] == ["m.tsv: 3 more such lines"]
     result = call("-p", PROMPT, "--memory", "m.tsv", "--memory-append", cwd=demo_folders)
     assert result.returncode == 1 and "JSON lines (.jsonl) only" in result.stderr

@@ -245,8 +245,12 @@ def test_what_belongs_to_words_that_the_model_is_not_sure_of_is_named(into_frenc
 
 def test_a_term_is_checked_at_its_own_words(into_french):
     text = "The red king must paint the green house in the kitchen."
-    terms = [Pair("house", "maison"), Pair("house", "roi"), Pair("green house", "maison verte")]
-    assert into_french(text, ".txt", terms)[1] == ["line 1: 'house' is not 'roi'"]
+    terms = [Pair("house", "roi"), Pair("house", "cuisine"), Pair("green house", "maison verte")]
+    problems = ["line 1: 'house' is not 'roi' or 'cuisine'"]
+    assert into_french(text, ".txt", terms)[1] == problems
+    # One of several is enough, and only those of these languages count.
+    terms += [Pair("house", "maison"), Pair("king", "reine", "en", "de"), Pair("king", "x", "de")]
+    assert into_french(text, ".txt", terms)[1] == []
 
 
 @pytest.fixture
@@ -356,10 +360,12 @@ def test_a_sentence_cut_short_is_named(run, tmp_path, monkeypatch):
         (["b.txt", "--to", "de"], "b.txt: No such file"),
         (["a.po", "--to", "de", "--bilingual"], "--bilingual is for .txt, .md, .markdown, .mdx"),
         (["a.txt", "--to", "de", "--memory-exact"], "--memory-exact needs --memory"),
+        (["a.txt", "--to", "de", "--terms", "t.csv"], "t.csv: none of its 2 pairs is in these"),
     ],
 )
 def test_a_users_mistake_is_one_line(run, tmp_path, arguments, message):
     for name in ("a.pdf", "a.xyz"):
         (tmp_path / name).touch()
+    (tmp_path / "t.csv").write_text("en,fr\nhouse,maison\n")
     result = run(*arguments)
     assert result.returncode and message in result.stderr and "Traceback" not in result.stderr

@@ -1,12 +1,13 @@
 """A translation memory: earlier prompts with their texts; for a new prompt, the text of the most similar one."""
 
-import codecs
+import csv
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import permutations
 from pathlib import Path
 from typing import BinaryIO
@@ -17,15 +18,26 @@ from rapidfuzz import fuzz, process
 
 from common.errors import InputError, errors_name
 from common.files import naming_file
+from text.languages import tag_of
 
 CLOSE = 0.7  # the least similarity that counts; translators' tools use 0.7 or 0.75
+XML = (".tmx", ".tbx")
+TABLES = (".csv", ".tsv", ".txt")
 _TASK = re.compile(r"\s*(?:<2(\w+)>|>>(\w+)<<|([^:\n]{1,40}:(?=\s)))\s*")
 
-# Elements without words, or done with
-_CODES = ("bpt", "ept", "it", "ph", "ut", "note", "prop", "tu")
+_UNITS = ("tu", "termEntry", "conceptEntry")  # of TMX and TBX
+_CODES = ("bpt", "ept", "it", "ph", "ut", "note", "prop")  # elements without words
+_DEPRECATED = {"deprecatedTerm-admn-sts", "supersededTerm-admn-sts"}
+# OmegaT's tags, such as <a0>, </a0> and, for a line break, <br1/>
+_BREAK = re.compile(r" ?<br\d+/?> ?")
+_TAG = re.compile(r" (?:</?[a-z]+\d+/?>)+(?= )|</?[a-z]+\d+/?>")
+_HEADER = re.compile(r"(?i)(source|term)[^\t]*\t(target|translation)")
+_NOT_UTF_8 = "\ufffd"  # after decoding
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 Report = Callable[[int, str], None]
+Line = tuple[int, str]  # its number and text
+Variant = tuple[str | None, str]  # a language and a text in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,37 +128,37 @@ def _fit(one: str | None, other: str | None) -> bool:
 
 
 def load_memory(path: Path, report: Report) -> Memory:
-    """The memory in a file: TMX (.tmx), tab-separated (.tsv, .txt) or JSON lines (any other name). Calls `report(line, reason)`
-    for each line that it skips; lines count from 1. OSError or InputError if the whole file cannot be read."""
-    with open(path, "rb") as file:
-        if path.suffix.lower() == ".tmx":
-            with errors_name(path):
-                return Memory(_tmx_pairs(file))
-        parse = _tab_separated if path.suffix.lower() in (".tsv", ".txt") else _json_object
-        return Memory(_line_pairs(file, parse, report))
+    """The memory in a file: XML (TMX, TBX), a table (CSV, or with tabs) or JSON lines (any other name). Calls
+    `report(line, reason)` for each line that it skips; lines count from 1. OSError or InputError if nothing can be used."""
+    suffix = path.suffix.lower()
+    skipped = list[Line]()
+    with open(path, "rb") as file, errors_name(path):
+        if suffix in XML:
+            return Memory(_xml_pairs(file))
+        parse = partial(_table_pairs, is_csv=suffix == ".csv") if suffix in TABLES else _json_pairs
+        texts = (line.decode("utf-8-sig", "replace").rstrip("\r\n") for line in file)
+        lines = [line for line in enumerate(texts, 1) if line[1].strip()]
+        memory = Memory(parse(lines, skipped.append))
+        if skipped and not memory.pairs:
+            line, reason = skipped[0]
+            raise InputError(f"none of its {len(skipped)} lines can be used; line {line}: {reason}")
+    for each in skipped:
+        report(*each)
+    return memory
 
 
-def _line_pairs(
-    file: Iterable[bytes], parse: Callable[[str], Pair], report: Report
-) -> Iterator[Pair]:
-    for number, line in enumerate(file, 1):
+def _json_pairs(lines: Iterable[Line], skip: Callable[[Line], object]) -> Iterator[Pair]:
+    for number, line in lines:
         try:
-            text = line.removeprefix(codecs.BOM_UTF8).decode("utf-8").rstrip("\r\n")
-            if text.strip():
-                yield parse(text)
+            yield _json_object(line)
         except (ValueError, RecursionError) as error:
-            reason = "not JSON in UTF-8 (tab-separated texts have a name in .tsv or .txt)"
-            report(number, str(error) if isinstance(error, InputError) else reason)
-
-
-def _tab_separated(line: str) -> Pair:
-    source, tab, text = line.partition("\t")
-    if not (tab and source.strip() and text.strip()):
-        raise InputError("not two texts separated by a tab")
-    return Pair(source, text)
+            reason = f"not JSON in UTF-8 (other files have names in {', '.join(TABLES + XML)})"
+            skip((number, str(error) if isinstance(error, InputError) else reason))
 
 
 def _json_object(line: str) -> Pair:
+    if _NOT_UTF_8 in line:
+        raise ValueError
     value = json.loads(line)
     names = ("prompt", "text", "source_lang", "target_lang")
     fields = [value.get(name) for name in names] if isinstance(value, dict) else [None]
@@ -157,28 +169,95 @@ def _json_object(line: str) -> Pair:
     return Pair(*fields)
 
 
-def _tmx_pairs(file: BinaryIO) -> Iterator[Pair]:
-    """All pairs of two languages in each unit of a TMX 1.4 file, in both directions. InputError if it is not TMX."""
+def _table_pairs(
+    lines: Sequence[Line], skip: Callable[[Line], object], is_csv: bool
+) -> Iterator[Pair]:
+    """The pairs of a table. A line has a text, its translation and perhaps both languages or a comment; or texts in the
+    languages that the first line names. InputError for CSV with quotes at wrong places."""
+    if not lines:
+        return
+    rows = [(number, text.split("\t")) for number, text in lines]
+    if is_csv:
+        rows = [*_csv_rows(lines)]
+    first = [cell.strip() for cell in rows[0][1]]
+    languages = _languages(first)
+    if languages or _HEADER.match("\t".join(first)):
+        del rows[0]
+    for number, cells in rows:
+        texts = [cell.strip() for cell in cells]
+        pairs = list[Pair]()
+        if languages:
+            pairs += _pairs_of(each for each in zip(languages, texts, strict=False) if each[0])
+        elif len(texts) > 1 and all(texts[:2]):
+            pairs.append(Pair(*texts[:2], *_languages(texts[2:4])))
+        if pairs and _NOT_UTF_8 not in "".join(texts):
+            yield from pairs
+        else:
+            skip((number, "not two texts in UTF-8 separated by a tab"))
+
+
+def _languages(cells: Iterable[str]) -> list[str | None]:
+    """The languages that cells name, other than by three letters, which may be a word; none if they name fewer than two."""
+    codes = [tag_of(re.sub("^...$", "", cell)) for cell in cells]
+    if len({*codes} - {None}) < 2:
+        codes.clear()
+    return codes
+
+
+def _csv_rows(lines: Sequence[Line]) -> Iterator[tuple[int, list[str]]]:
+    """The cells of CSV, whose delimiter the most lines have equally often, since texts may have some of the others."""
+
+    def regular(delimiter: str) -> int:
+        counts = Counter(text.count(delimiter) for _, text in lines)
+        del counts[0]
+        return max(counts.values(), default=0)
+
+    delimiter = max("\t;,", key=regular)
+    reader = csv.reader((f"{text}\n" for _, text in lines), delimiter=delimiter, strict=True)
+    try:
+        for cells in reader:
+            yield lines[reader.line_num - 1][0], cells
+    except csv.Error as error:
+        raise InputError(f"not CSV: line {lines[reader.line_num - 1][0]}: {error}") from None
+
+
+def _xml_pairs(file: BinaryIO) -> list[Pair]:
+    """The pairs of two languages in each unit of TMX 1.4 or concept of TBX, in both directions. InputError if there are none."""
+    pairs = list[Pair]()
+    units = 0
     try:
         for _, element in ElementTree.iterparse(file):
             tag = element.tag.rpartition("}")[2]
-            if tag == "tu":
-                yield from _unit_pairs(element)
-            if tag in _CODES:
+            if tag in _UNITS:
+                units += 1
+                pairs += _pairs_of(_variants(element))
+            if tag in _UNITS or tag in _CODES:
                 tail = element.tail  # the text after it
                 element.clear()
                 element.tail = tail
     except (ElementTree.ParseError, LookupError, ValueError) as error:
         raise InputError(f"not valid XML: {error}") from None
+    if not pairs:
+        raise InputError(f"none of its {units} units has texts in two languages")
+    return pairs
 
 
-def _unit_pairs(unit: ElementTree.Element) -> Iterator[Pair]:
-    variants = list[tuple[str | None, str]]()
-    for tuv in unit:
-        text = "".join(tuv.itertext()).strip()
-        if text:
-            variants.append((tuv.get(_LANGUAGE) or tuv.get("lang"), text))
-    for (source_lang, source), (target_lang, target) in permutations(variants, 2):
+def _variants(unit: ElementTree.Element) -> Iterator[Variant]:
+    """The texts of a unit in each language, and the terms of a concept that are not deprecated."""
+    for variant in unit:
+        language = variant.get(_LANGUAGE) or variant.get("lang")
+        for part in variant:
+            if _DEPRECATED.isdisjoint(part.itertext()):
+                for element in part.iter():
+                    if element.tag.endswith(("seg", "term")):
+                        text = _BREAK.sub(" ", "".join(element.itertext()))
+                        yield language, _TAG.sub("", text)
+
+
+def _pairs_of(variants: Iterable[Variant]) -> Iterator[Pair]:
+    """The pairs of texts in two languages, in both directions."""
+    texts = [(language, text.strip()) for language, text in variants if text.strip()]
+    for (source_lang, source), (target_lang, target) in permutations(texts, 2):
         if source_lang != target_lang:
             yield Pair(source, target, source_lang, target_lang)
 
@@ -188,8 +267,8 @@ class MemoryFile:
     several processes may add to the same file."""
 
     def __init__(self, path: Path):
-        """Creates the file if needed. InputError for a TMX or tab-separated file."""
-        if path.suffix.lower() in (".tmx", ".tsv", ".txt"):
+        """Creates the file if needed. InputError for a name of XML or a table."""
+        if path.suffix.lower() in (*XML, *TABLES):
             raise InputError(f"{path}: pairs can be added to JSON lines (.jsonl) only")
         self._path = path
         self._file = path.open("a+b", buffering=0)
