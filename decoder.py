@@ -35,7 +35,7 @@ from speculative.cached_model import CachedModel
 from speculative.draft import Step
 from speculative.draft_vocabulary import DraftVocabulary
 from speculative.drafting import Drafter, ModelDrafter, PromptLookup
-from speculative.driver import Driver, Prompts
+from speculative.driver import Driver, Prompts, Task, Tasks
 from speculative.lookup import REFERENCE
 from speculative.model import Model
 from speculative.options import COUNT, SIZE, OptionError, Options
@@ -44,7 +44,6 @@ from speculative.row import Response, Row, respond
 from speculative.row import Stats as Stats
 from speculative.sampling import RowSeeds, log_probabilities, sampler_for
 from speculative.schedule import Schedule
-from speculative.tasks import Task, Tasks
 from text.memory import Memory
 from text.rows import Content as Content
 from text.rows import RowMaker
@@ -202,7 +201,7 @@ class SpeculativeDecoder:
         theirs = draft_model.text
         if theirs is None:
             raise InputError("the draft model has no tokenizer to compare: use that of load()")
-        if self.model.start_token_id is not None and draft_model.start_token_id is None:
+        if self.model.attend_to and not draft_model.attend_to:
             raise InputError("the model has an encoder: its draft model needs one too")
         self.draft_model = draft_model
         named = shared_vocabulary(self.tokenizer, theirs.tokenizer)

@@ -21,10 +21,9 @@ from distributed.ranks import Ranks, session
 from speculative.options import FORMS
 from terminal import cli, flags
 from terminal.chat import chat
-from terminal.display import Display, show_legend, to_json
+from terminal.display import Display, Summary, show_legend, to_json
 from terminal.models import Models, merge_adapter, note_alone, note_learned, open_decoder
 from terminal.prompt_files import FileTask, decode_file
-from terminal.summary import Summary
 from text.memory import MemoryFile, Pair
 
 # Flags that give the drafter something to draft from; a prompt file's lines may have references

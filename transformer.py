@@ -239,12 +239,8 @@ class EncoderDecoder(LanguageModel):
     [B, S, d_model], finite on padding too.
     """
 
-    @property
-    def start_token_id(self) -> int:  # type: ignore[override]
-        return self.config.decoder_start_token_id
-
     def prefix(self, prompt: Sequence[int]) -> list[int]:
-        return [self.start_token_id]
+        return [self.config.decoder_start_token_id]
 
     def start(self, prompts: TokenLists) -> CrossCache:
         """As the contract says. Tokens that the model lacks (another model's) become padding."""

@@ -21,8 +21,8 @@ from documents import FORMATS
 from documents.files import REPORT_HEAD, File, FileTranslator, load_all, output_of, report_of
 from documents.translator import Translator, length
 from terminal import cli, flags
+from terminal.display import Summary
 from terminal.models import Models, merge_adapter, note_learned, open_decoder
-from terminal.summary import Summary
 from text.languages import title
 from text.memory import TABLES, XML, Memory, MemoryFile
 

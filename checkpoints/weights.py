@@ -59,10 +59,8 @@ class Quantization:
                 raise InputError(f"{field} is {value!r}, but the mode {self.mode} needs {listed}")
 
     @classmethod
-    def from_config(cls, values: Any) -> "Quantization | None":
-        """From what a converted config.json has under "quantization", if it has anything."""
-        if values is None:
-            return None
+    def from_config(cls, values: Any) -> "Quantization":
+        """From what a converted config.json has under "quantization"."""
         if not isinstance(values, dict) or not values.keys() <= {"mode", "bits", "group_size"}:
             raise InputError(f"config.json: unknown quantization {values!r}")
         return cls(**values)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from common.errors import InputError
 from common.reporting import reporter
 from distillation.texts import TrainingText
+from speculative.driver import Task
 from speculative.row import Row
-from speculative.tasks import Task
 from speech import audio
 from speech.options import TranscribeOptions
 from speech.transcriber import Transcriber

@@ -13,7 +13,7 @@ from common.files import Journal, check_free, replacing
 from documents import FORMATS, OPTIONS, read
 from documents.document import Document
 from documents.translator import Line, Translation, Translator, length
-from speculative.tasks import Task
+from speculative.driver import Task
 from text.languages import short, tag_of
 
 STDIN = "-"

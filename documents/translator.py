@@ -26,9 +26,9 @@ from documents.sentences import (
     sentences,
     translatable,
 )
+from speculative.driver import Task, Work, result_of
 from speculative.row import Row, respond
 from speculative.sampling import RowSeeds
-from speculative.tasks import Task, Work, result_of
 from text.alignment import Aligner
 from text.languages import short
 from text.memory import Memory, MemoryFile, Pair

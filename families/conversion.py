@@ -198,7 +198,8 @@ def convert_again(name: str, output: Path) -> Path:
     """Convert a checkpoint that has changed again, as before; if `name` is not it but `output`, only warn."""
     raw = read_json(output / "config.json")
     origin, dtype = raw["converted_from"], raw["dtype"]
-    quantization = Quantization.from_config(raw.get("quantization"))
+    stored = raw.get("quantization")
+    quantization = stored and Quantization.from_config(stored)
     if Path(name).resolve() == Path(origin).resolve():
         base = raw.get("adapter_base")
         folder = _fetch(name, None, base).folder

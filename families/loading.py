@@ -54,7 +54,8 @@ def _load_converted(name: str, path: Path, raw: Mapping, ranks: Ranks, split: bo
     """The model in a converted folder, or this rank's part of it."""
     with errors_name(path):
         family = family_of(raw)
-        quantization = Quantization.from_config(raw.get("quantization"))
+        stored = raw.get("quantization")
+        quantization = stored and Quantization.from_config(stored)
         config = family.config.from_dict(raw)
     arrays = map_npz(path / WEIGHTS)
     with errors_name(path / WEIGHTS):
@@ -91,5 +92,5 @@ def _text_side(path: Path, family: Family, model: Any) -> TextSide:
         languages,
         GenerationDefaults.load(path, in_prefix),
         frozenset(hidden),
-        start_token=model.start_token_id,
+        start_token=model.config.decoder_start_token_id if model.attend_to else None,
     )

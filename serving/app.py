@@ -19,7 +19,7 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoder import Content
-from serving.answers import AnswerWriter, ResponseWriter, pieces
+from serving.answers import AnswerWriter, ResponseWriter, Thinking, pieces
 from serving.audio import Speech
 from serving.bodies import parse
 from serving.engine import Engine
@@ -33,7 +33,6 @@ from speculative.row import Row
 from speculative.sampling import RowSeeds
 from speech.rules import TASKS
 from speech.transcriber import Transcriber
-from text.stream import Thinking
 
 _MAX_TAG = 16  # tokens of a think tag and the white space after it
 _PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")

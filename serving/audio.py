@@ -20,8 +20,8 @@ from serving.bodies import validated
 from serving.engine import Engine, Refused
 from serving.gate import Gate, Limits
 from serving.transport import event_of, form_of, read_body, stream_of, while_there, working
+from speculative.driver import Task
 from speculative.row import Stats
-from speculative.tasks import Task
 from speech.audio import check_length, decoded
 from speech.formats import FORMATS
 from speech.options import AFTER, BEFORE, Layout, TranscribeOptions

@@ -18,8 +18,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from common.errors import InputError
 from serving.engine import FAILURES, START, Engine, Job, Progress
+from speculative.driver import Ended, Task, resume
 from speculative.row import Row
-from speculative.tasks import Ended, Task, resume
 
 MAX_BODY = 1 << 20  # bytes of a body, unless it is a file
 BODY_SECONDS = 30.0  # in which a body must arrive

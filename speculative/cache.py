@@ -185,6 +185,7 @@ class CrossCache(SlotCache):
         if encoded is not None:
             self.cross.append([encoded[:, None]])
         self.previous: mx.array | None = None
+        self.keeps_states = False
         self.mask = mask
         self.cross_mask = padding_mask(mask)
 
@@ -201,12 +202,9 @@ class CrossCache(SlotCache):
 
     def keep_states(self) -> None:
         """Keep the states of all tokens from now on, in the slots of their keys."""
-        if len(self.stores) == 2:
+        if not self.keeps_states:
+            self.keeps_states = True
             self.stores.append([None])
-
-    @property
-    def keeps_states(self) -> bool:
-        return len(self.stores) > 2
 
     def add_states(self, states: mx.array) -> None:
         """Add the states [B, T, W] of the tokens last reserved."""

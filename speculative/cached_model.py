@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 
 from speculative.cache import MASKED, CrossCache, SlotCache
-from speculative.model import Model, TokenLists
-from speculative.prefill import PrefixCache, missing_tokens, prefill
+from speculative.model import Model, TokenLists, missing_tokens
+from speculative.prefill import PrefixCache, prefill
 
 
 class CachedModel:

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from common.errors import InputError
+from speculative.cache import MASKED
 
 # The tokens of each row, the model's prefix first; none for a row that takes no part in a call
 TokenLists = Sequence[Sequence[int]]
@@ -36,7 +37,6 @@ class Model:
     # As a draft model: begins with what the target's encoder made of the prompt, and reads the target's states
     reads_target = False
     learner: Any = None  # of a draft model: learns from rows that finish (distillation/learning.py)
-    start_token_id: int | None = None  # of the decoder, if it has an encoder
     # How a text's tokens attend to its prompt (transformer.py); None: it has no attention to a prompt alone
     attention: Callable[..., Any] | None = None
     # Makes the cache of sources that are encoded (transformer.py); None: it has no encoder
@@ -92,6 +92,22 @@ def padded(prompts: TokenLists, filler: int) -> tuple[np.ndarray, np.ndarray]:
     tokens = np.full(mask.shape, filler, np.int32)
     tokens[mask] = np.concatenate(prompts)
     return tokens, mask
+
+
+def missing_tokens(
+    rows: TokenLists, lengths: np.ndarray, config: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens of each row after the first lengths [B], and their positions: [B, P] each. Rows end at the right edge;
+    fillers of shorter rows have the position MASKED."""
+    missing = [row[n:] for row, n in zip(rows, lengths, strict=True)]
+    width = max(map(len, missing))
+    tokens = np.full((len(rows), width), config.pad_token_id, np.int32)
+    positions = np.full((len(rows), width), MASKED, np.int32)
+    for b, row in enumerate(missing):
+        tokens[b, width - len(row) :] = row
+        positions[b, width - len(row) :] = np.arange(lengths[b], lengths[b] + len(row))
+    known = np.where(tokens < config.vocab_size, tokens, config.pad_token_id)
+    return known, positions  # a draft model may lack the target's last ids
 
 
 def common_prefix(rows: TokenLists) -> list[int]:

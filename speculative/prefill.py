@@ -10,8 +10,8 @@ import mlx.core as mx
 import numpy as np
 
 from common.reporting import reporter
-from speculative.cache import MASKED, SlotCache
-from speculative.model import TokenLists, common_prefix
+from speculative.cache import SlotCache
+from speculative.model import TokenLists, common_prefix, missing_tokens
 
 CHUNK = 512  # tokens of each row in a prefill's call
 
@@ -28,22 +28,6 @@ def prefill(model: Any, cache: SlotCache, rows: TokenLists) -> None:
             cache.wait()
             mx.clear_cache()  # each chunk needs larger buffers, so free the last one's
             advance(end - start)
-
-
-def missing_tokens(
-    rows: TokenLists, lengths: np.ndarray, config: Any
-) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens of each row after the first lengths [B], and their positions: [B, P] each. Rows end at the right edge;
-    fillers of shorter rows have the position MASKED."""
-    missing = [row[n:] for row, n in zip(rows, lengths, strict=True)]
-    width = max(map(len, missing))
-    tokens = np.full((len(rows), width), config.pad_token_id, np.int32)
-    positions = np.full((len(rows), width), MASKED, np.int32)
-    for b, row in enumerate(missing):
-        tokens[b, width - len(row) :] = row
-        positions[b, width - len(row) :] = np.arange(lengths[b], lengths[b] + len(row))
-    known = np.where(tokens < config.vocab_size, tokens, config.pad_token_id)
-    return known, positions  # a draft model may lack the target's last ids
 
 
 @dataclass(frozen=True, eq=False)

@@ -82,7 +82,7 @@ class Row:
     options: Options = field(default_factory=Options)
     seed: bytes = b""  # the root of the row's noise; greedy decoding has none
     tokens: list[int] = field(default_factory=list)  # the text, after a prefix
-    text: Any = None  # its text.stream.TextStream; None: tokens only, without stop texts
+    text: Any = None  # its text.rows.TextStream; None: tokens only, without stop texts
     prompt_text: str = ""
     reference: list[int] = field(default_factory=list)  # what the output may resemble
     prefix_size: int = 0

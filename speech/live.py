@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from common.errors import InputError
-from speculative.tasks import Task, Work
+from speculative.driver import Task, Work
 from speech.audio import Piece
 from speech.features import FRAMES, HOP, RATE, log_mel
 from speech.options import TranscribeOptions

@@ -13,11 +13,11 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from families.whisper import SoundPrompt, Whisper
+from speculative.driver import Work
 from speculative.options import Options
 from speculative.processors import Processor
 from speculative.row import Row, Stats
 from speculative.sampling import RowSeeds
-from speculative.tasks import Work
 from speech.features import FRAMES
 from speech.options import TranscribeOptions
 from speech.rules import SECONDS_PER_TIMESTAMP, Against, OneOf, Special

@@ -14,8 +14,8 @@ from common.reporting import reporter
 from decoder import SpeculativeDecoder, load
 from families.loading import find
 from families.whisper import Whisper
+from speculative.driver import Task, result_of
 from speculative.row import Row, Stats
-from speculative.tasks import Task, result_of
 from speech.features import HOP, RATE, log_mel
 from speech.live import PAUSE, Live, OnHeard
 from speech.options import TranscribeOptions

@@ -8,8 +8,7 @@ from importlib import import_module
 from common.errors import InputError
 from common.reporting import reporter
 from decoder import Options, SpeculativeDecoder
-from terminal.display import Display
-from terminal.summary import Summary
+from terminal.display import Display, Summary
 from text.text_side import Prompt, PromptFormat
 
 

@@ -23,8 +23,7 @@ from common.reporting import reporter
 from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
 from distributed.ranks import ALONE, Ranks
 from terminal import cli
-from terminal.display import Display
-from terminal.summary import Summary
+from terminal.display import Display, Summary
 from text.text_side import Prompt, PromptFormat, check_prompt
 
 NOTE_SECONDS = 10  # between notes of --verbose on how far it is, without a terminal

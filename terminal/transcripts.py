@@ -20,8 +20,8 @@ from common.errors import InputError
 from common.files import Journal
 from common.reporting import reporter
 from families.loading import find
+from speculative.driver import Ended, Task, result_of, resume
 from speculative.row import Stats
-from speculative.tasks import Ended, Task, result_of, resume
 from speech import audio
 from speech.features import RATE
 from speech.formats import Output, lines
@@ -30,8 +30,8 @@ from speech.options import TranscribeOptions
 from speech.segments import Segment, Transcript
 from speech.transcriber import Transcriber
 from terminal import cli
+from terminal.display import Summary
 from terminal.prompt_files import InOrder
-from terminal.summary import Summary
 from text import cues
 
 WINDOW_SECONDS = 28  # about what a window's text covers

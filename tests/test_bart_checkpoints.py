@@ -16,7 +16,7 @@ from decoder import Options, SpeculativeDecoder
 from families.bart import FAMILY, Bart, Config
 from families.conversion import convert
 from families.loading import load
-from text.stream import TextStream
+from text.rows import TextStream
 from text.text_side import Prompt, TextSide
 from text.tokenizer import SOURCE_FILE, load_tokenizer
 

@@ -18,7 +18,7 @@ from families.conversion import convert
 from speculative.options import Options
 from speculative.sampling import BANNED
 from text.generation import GenerationDefaults
-from text.stream import TextStream
+from text.rows import TextStream
 
 WAYS = [(False, 4, 3), (True, 6, 8), (True, "auto", 1)]  # lookup, num_draft, batch size
 

@@ -157,7 +157,7 @@ def test_a_step_of_training_changes_the_drafts_own_weights_alone(name, tmp_path)
         target, _ = load(whisper_models.converted(whisper_models.reference_model(), tmp_path))
     else:
         target = ours(name)
-    start = [target.start_token_id]
+    start = [target.config.decoder_start_token_id]
     texts = [TrainingText(target.blank_prompt(3), [*start, n, n + 1], 1) for n in range(9)]
     before = {part: np.array(weight) for part, weight in tree_flatten(target.parameters())}
     draft = new_draft(target)
@@ -188,7 +188,7 @@ def test_a_twentieth_is_held_out_whatever_the_order():
 def test_pairs_become_the_targets_tokens(decoder, monkeypatch):
     model, tokenizer = decoder.model, decoder.tokenizer
     (text,) = read_texts(model, tokenizer, [Pair("repair: A", "The house."), Pair("repair: B", "")])
-    assert text.tokens[0] == model.start_token_id and text.tokens[-1] == 1
+    assert text.tokens[0] == model.config.decoder_start_token_id and text.tokens[-1] == 1
     assert tokenizer.decode(text.tokens) == "The house."
     bad = [Pair("a", "日本語 テキスト 漢字"), Pair("\ud800", "b"), Pair("a", "b", "de", "en")]
     notes = []

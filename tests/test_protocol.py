@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.errors import InputError
-from serving.answers import AnswerWriter, Call
+from serving.answers import AnswerWriter, Call, Thinking
 from serving.bodies import parse
 from serving.engine import START, Progress
 from serving.fields import IGNORED, NEUTRAL, SERVER_WIDE
@@ -21,7 +21,6 @@ from serving.transport import RowStep
 from speculative.options import DECLARED, Options
 from speculative.processors import CountPenalty
 from speculative.row import Row, Stats
-from text.stream import Thinking
 from text.text_side import ChatTemplate
 
 FIELDS = json.loads("""{

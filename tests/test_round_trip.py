@@ -15,7 +15,7 @@ from tokenizers import BertWordPieceTokenizer
 from common.errors import InputError
 from families.registry import FAMILIES
 from text.languages import Languages
-from text.stream import TextStream
+from text.rows import TextStream
 from text.tokenizer import load_tokenizer
 
 # The tokenizers of each model_type's checkpoints: those of bart_folders, or the class that is named for them

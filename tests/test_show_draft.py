@@ -18,7 +18,7 @@ from speculative.drafting import ModelDrafter, PromptLookup
 from speculative.options import Options
 from speculative.row import ORIGINS, Row, respond
 from terminal.display import coloured, painted
-from text.stream import TextStream
+from text.rows import TextStream
 from text.tokenizer import byte_tokenizer
 
 REPAIR = "repair: The kign sees the the house."

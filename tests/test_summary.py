@@ -4,7 +4,7 @@ import pytest
 
 from decoder import Batch, batch_generate
 from demo.pair import examples
-from terminal.summary import Summary, sparkline
+from terminal.display import Summary, sparkline
 
 
 def test_a_bar_is_as_high_as_its_count():

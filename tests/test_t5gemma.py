@@ -23,7 +23,7 @@ from decoder import SpeculativeDecoder, load
 from families.conversion import convert, read_config
 from families.registry import family_of
 from families.t5gemma import FAMILY, Config, Norm, T5Gemma, embed
-from text.stream import TextStream
+from text.rows import TextStream
 from text.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.slow

@@ -1,8 +1,8 @@
-"""Tasks whose rows one batch decodes: speculative/tasks.py."""
+"""Tasks whose rows one batch decodes: speculative/driver.py."""
 
 from common.errors import InputError
+from speculative.driver import Tasks
 from speculative.row import Row
-from speculative.tasks import Tasks
 
 
 def decode(tasks, at_once: int = 8, batch_size: int = 2) -> tuple[list, list]:

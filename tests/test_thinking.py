@@ -10,7 +10,7 @@ from helpers import causal_folders
 
 from common.errors import InputError
 from decoder import load
-from text.stream import Thinking
+from serving.answers import Thinking
 from text.text_side import Prompt
 
 MARKS = ("<think>", "</think>")

@@ -18,7 +18,7 @@ from demo.training.tasks import held_out_example
 from families.loading import _text_side
 from families.t5 import FAMILY, write_tokenizer
 from serving.answers import pieces as named_pieces
-from text.stream import TextStream
+from text.rows import TextStream
 from text.tokenizer import byte_tokenizer, load_tokenizer, shared_vocabulary
 from text.tokenizer_files import save
 from transformer import EncoderDecoder

@@ -12,8 +12,8 @@ from helpers import programs
 from decoder import Options, SpeculativeDecoder
 from documents import FORMATS, translator
 from documents.files import output_of
+from speculative.driver import Tasks
 from speculative.row import respond
-from speculative.tasks import Tasks
 from text.alignment import Alignment
 from text.memory import Pair
 

@@ -1,9 +1,12 @@
-"""Rows to decode, made from prompts."""
+"""Rows to decode, made from prompts, and their text from tokens as they arrive."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
 from common.errors import InputError
 from speculative.model import Model
@@ -12,7 +15,6 @@ from speculative.row import Row
 from speculative.sampling import RowSeeds
 from text.grammar_compiler import Grammars
 from text.memory import Memory
-from text.stream import TextStream
 from text.text_side import Prompt, TextSide, check_prompt
 
 # A text, a chat's messages, token ids, or one of these with a reference
@@ -54,7 +56,7 @@ class RowMaker:
         begun: list[int] = []
         if encoded.begun:
             begun = self.text.tokenizer.encode(encoded.begun, add_special_tokens=False).ids
-            if self.model.start_token_id is not None:  # a chat template has it in the prompt
+            if self.model.attend_to:  # a chat template has it in the prompt
                 prefix = [*prefix, *begun]
         options = self.text.defaults.with_defaults(options, len(prefix))
         stops = [options.stop] if isinstance(options.stop, str) else options.stop
@@ -94,3 +96,72 @@ class RowMaker:
         """Raise InputError if the prompt cannot be decoded: see `row`."""
         # With a reference: otherwise the memory would be searched for one.
         self.row(prompt, replace(options, reference=options.reference or "-"))
+
+
+class TextStream:
+    """Turns tokens into text as they arrive, without decoding earlier ones again.
+
+    `hidden` tokens (padding, end of sequence) have no text; sentinels (`<extra_id_0>`) do. The text ends before the
+    first complete stop text; an ending that may be the beginning of a stop text is held back until that is known.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        hidden: Container[int],
+        stops: Sequence[str] = (),
+        begun: Sequence[int] = (),
+    ):
+        """begun: tokens whose text goes on here. It is not part of what `push` returns, and no stop text begins in it."""
+        self._tokenizer = tokenizer
+        self._hidden = hidden
+        self._stops: Sequence[str] = ()
+        self._stream = DecodeStream(skip_special_tokens=False)
+        self._tokens: list[int] = []
+        self.text = ""  # of all tokens
+        self._waiting = ""  # the end of `text`, held back
+        self.stopped = False
+        self.push(begun)
+        self._stops = stops
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """The text that `tokens` add. A character is held back until all its bytes are there."""
+        before = len(self.text)
+        for token in tokens:
+            if token not in self._hidden:
+                self._tokens.append(token)
+                try:
+                    self.text += self._stream.step(self._tokenizer, token) or ""
+                except Exception:  # a bare one: invalid bytes changed characters decoded before
+                    self._stream = DecodeStream(skip_special_tokens=False)
+                    self._stream.step(self._tokenizer, token)
+                    self.text += self._rest()
+        return self._shown(self.text[before:])
+
+    def finish(self) -> str:
+        """The text still held back, after the last token."""
+        rest = self._rest()
+        self.text += rest
+        shown = self._shown(rest)
+        return shown + self._waiting
+
+    def _rest(self) -> str:
+        """The text of all tokens beyond `text`."""
+        return self._tokenizer.decode(self._tokens, skip_special_tokens=False)[len(self.text) :]
+
+    def _shown(self, text: str) -> str:
+        """The text to show after the whole has grown by `text`."""
+        if self.stopped:
+            return ""
+        text = self._waiting + text
+        complete = [(i + len(stop), i) for stop in self._stops if (i := text.find(stop)) >= 0]
+        if complete:
+            self.stopped = True
+            self._waiting = ""
+            return text[: min(complete)[1]]
+        longest = max(map(len, self._stops), default=1)
+        tail = range(max(0, len(text) - longest + 1), len(text))
+        begun = (i for i in tail if any(stop.startswith(text[i:]) for stop in self._stops))
+        end = next(begun, len(text))
+        self._waiting = text[end:]
+        return text[:end]

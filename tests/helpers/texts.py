@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from helpers.programs import ROOT
-from text.stream import TextStream
+from text.rows import TextStream
 from text.text_side import Prompt
 
 SHARED = ROOT.parent / "shared"
