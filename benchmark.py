@@ -23,8 +23,15 @@ from typing import Any
 
 from benchmarks import causal, report
 from benchmarks.check import all_is_well
-from benchmarks.limits import oracle_rate
-from benchmarks.measure import OtherWay, Way, decoder, decoding, take_turns, widened_pair
+from benchmarks.measure import (
+    OtherWay,
+    Way,
+    decoder,
+    decoding,
+    oracle_rate,
+    take_turns,
+    widened_pair,
+)
 from benchmarks.report import Setting
 from common.errors import InputError
 from decoder import Options, load

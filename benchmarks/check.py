@@ -17,8 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from benchmarks.limits import text_logits
-from benchmarks.measure import decoding, widened
+from benchmarks.measure import decoding, text_logits, widened
 from benchmarks.report import describe
 from checkpoints.weights import Quantization
 from decoder import load

@@ -25,8 +25,8 @@ from families.ram import load_weights
 from families.registry import FAMILIES, architecture_of, check_head, model_type
 from speculative.model import common_prefix
 from text.generation import GenerationDefaults
+from text.languages import translation_of
 from text.text_side import ChatTemplate, Prompt, TextSide
-from text.translation_prompts import translation_of
 
 
 def runs_in_mlx_lm(config: Mapping) -> bool:

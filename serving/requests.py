@@ -11,8 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import from_json
 
 from common.errors import InputError
-from serving.bodies import Object
-from serving.fields import OPTION_NAMES, check_names, with_options
+from serving.bodies import OPTION_NAMES, Object, check_names, with_options
 from speculative.options import FORMS, MAX_NUMBER, TOKENS, Options
 from speculative.processors import CountPenalty
 from text.text_side import ChatTemplate, Prompt

@@ -10,9 +10,8 @@ from helpers.serving import alone
 from common.errors import InputError
 from decoder import Options
 from serving.app import Api
-from serving.bodies import parse
+from serving.bodies import OPTION_NAMES, parse
 from serving.engine import Engine
-from serving.fields import OPTION_NAMES
 from serving.gate import Gate, Limits
 from serving.requests import Chat, Completion, ResponseRequest
 

@@ -14,11 +14,12 @@ from helpers.causal_configs import VOCAB
 from helpers.causal_models import build, randomised
 from helpers.programs import call
 
+import main
 from decoder import SpeculativeDecoder
 from families import loading, opt
 from families.causal import CausalModel
 from speculative.prefill import PrefixCache
-from terminal import chat, cli
+from terminal import cli
 from text.text_side import TextSide
 from text.tokenizer import byte_tokenizer
 
@@ -153,11 +154,11 @@ def test_a_chat_keeps_its_messages_in_the_template(cpu, tmp_path, monkeypatch, c
     model, tokenizer = loading.load(tmp_path / "target")
     typed = iter(["the cat", "", "and the dog", "/r", "the cat", "x " * 300, "a mat", "/q", "no"])
     monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
-    monkeypatch.setattr(chat.reporter, "note", cli.note)
+    monkeypatch.setattr(main.reporter, "note", cli.note)
     ours = SpeculativeDecoder(model, tokenizer)
     prompt_format = ours.text.prompt_format()
-    options = chat.Options(max_tokens=8)
-    chat.chat(ours, options, prompt_format, chat.Display())
+    options = main.Options(max_tokens=8)
+    main.chat(ours, options, prompt_format, main.Display())
     printed, errors = capsys.readouterr()
     assert "the prompt has" in errors and next(typed) == "no"
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from common.errors import InputError
 from serving.answers import AnswerWriter, Call, Thinking
-from serving.bodies import parse
+from serving.bodies import IGNORED, NEUTRAL, SERVER_WIDE, parse
 from serving.engine import START, Progress
-from serving.fields import IGNORED, NEUTRAL, SERVER_WIDE
 from serving.requests import Chat, Completion, ResponseRequest
 from serving.transport import RowStep
 from speculative.options import DECLARED, Options

@@ -11,8 +11,8 @@ from common.errors import InputError
 from decoder import Options, SpeculativeDecoder, load
 from documents import FORMATS
 from documents.translator import Translator
+from text.languages import translation_of
 from text.text_side import Prompt
-from text.translation_prompts import translation_of
 
 CODES = "de fr es it pt pt-BR nl pl cs ru uk tr ar he hi ja ko zh-Hans zh-Hant el".split()
 GEMMA = f"{{% set known = {json.dumps({code: code.upper() for code in ['en', 'zh', *CODES]})} %}}" + (

@@ -11,8 +11,7 @@ from tokenizers import Encoding, Tokenizer
 from common.errors import InputError, first_line
 from speculative.options import TOKENS
 from text.generation import GenerationDefaults
-from text.languages import Languages, filled, tag_of
-from text.translation_prompts import TranslationPrompt
+from text.languages import Languages, TranslationPrompt, filled, tag_of
 
 Codes = tuple[str | None, str | None]  # of the source's and the target's language
 
