@@ -24,7 +24,7 @@ from distributed.ranks import Ranks, session
 from speculative.options import FORMS
 from terminal import cli, flags
 from terminal.display import Display, Summary, show_legend, to_json
-from terminal.models import Models, merge_adapter, note_alone, note_learned, open_decoder
+from terminal.models import Models, note_alone, note_learned, open_decoder
 from terminal.prompt_files import FileTask, decode_file
 from text.memory import MemoryFile, Pair
 from text.text_side import Prompt, PromptFormat
@@ -213,7 +213,6 @@ def check_ranks(args, ranks: Ranks) -> None:
 
 def run_command(args, ranks: Ranks) -> None:
     """Do what the command line asks for."""
-    merge_adapter(args)
     options = flags.options_of(args)
     flags.note_unused(vars(args), unused(vars(args), options))
     path = None if args.prompt_file in (None, "-") else Path(args.prompt_file)

@@ -23,17 +23,11 @@ from common.errors import InputError
 from common.reporting import reporter
 from decoder import BATCH_SIZE, Options, SpeculativeDecoder
 from speculative.options import DECLARED
-from speech.transcriber import Transcriber, is_speech
+from speech.transcriber import is_speech
 from terminal import cli
 from terminal.flags import MODELS, add_options, add_shared, check_models, options_of
-from terminal.models import (
-    Models,
-    distill_while_decoding,
-    merge_adapter,
-    note_alone,
-    note_types,
-    open_decoder,
-)
+from terminal.models import Models, note_alone, open_decoder
+from terminal.transcripts import open_transcriber
 
 try:
     import uvicorn
@@ -140,16 +134,6 @@ def text_decoder(models: Models, options: Options, verbose: bool) -> Speculative
     return decoder
 
 
-def speech_transcriber(args, options: Options) -> Transcriber:
-    """A model that transcribes audio. InputError for options that are for texts."""
-    refuse(args, OF_TEXT, "the model transcribes audio; this is for texts")
-    transcriber = Transcriber(args.model, args.draft_model if options.num_draft else None)
-    if args.distill is not None and options.num_draft:
-        distill_while_decoding(transcriber, args.distill, serves=True)
-    note_types(transcriber.decoder.model, transcriber.decoder.draft_model)
-    return transcriber
-
-
 def make_api(args, options: Options, address: str) -> Api:
     """The server's routes, with the models loaded."""
     models = Models.of(args)
@@ -157,7 +141,8 @@ def make_api(args, options: Options, address: str) -> Api:
     names = [DEFAULT_NAME, str(models.model), last_part]
     transcriber = None
     if args.model and is_speech(args.model):
-        transcriber = speech_transcriber(args, options)
+        refuse(args, OF_TEXT, "the model transcribes audio; this is for texts")
+        transcriber = open_transcriber(models, bool(options.num_draft), serves=True)
         decoder = transcriber.decoder
         names += OPENAI_NAMES
         options = replace(options, lookup=False)
@@ -183,7 +168,6 @@ def make_api(args, options: Options, address: str) -> Api:
 
 def main() -> None:
     args = parse_args()
-    merge_adapter(args)
     listener = listen(args.host, args.port)
     address, port = listener.getsockname()[:2]
     api = make_api(args, options_of(args), address)

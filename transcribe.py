@@ -15,16 +15,14 @@ from typing import Any
 from common.errors import InputError
 from common.reporting import reporter
 from decoder import BATCH_SIZE
-from demo.pair import demo_model
 from speculative.options import declared_in
 from speech.formats import FORMATS, Output
 from speech.options import Layout, TranscribeOptions
 from speech.reference import parse
-from speech.transcriber import Transcriber
 from terminal import cli
 from terminal.flags import add_options, add_shared, check_apart, check_models, note_unused
-from terminal.models import distill_while_decoding, merge_adapter, note_learned, note_types
-from terminal.transcripts import AudioFiles, transcribe_live
+from terminal.models import Models, note_learned
+from terminal.transcripts import AudioFiles, open_transcriber, transcribe_live
 
 STDIN, MICROPHONE = "-", "microphone"
 _OF_CUES = [name for name in declared_in(Layout) if name != "times"]
@@ -154,17 +152,7 @@ def main() -> None:
     sounds = sounds_and_names(args, output)
     if not sounds:
         return
-    merge_adapter(args)
-    model = args.model
-    draft_model = args.draft_model
-    if model is None:
-        model = demo_model("speech/target")
-        draft_model = demo_model("speech/draft")
-    distills = args.distill is not None and options.num_draft
-    transcriber = Transcriber(model, draft_model if options.num_draft and not distills else None)
-    if distills:
-        distill_while_decoding(transcriber, args.distill)
-    note_types(transcriber.model, transcriber.decoder.draft_model)
+    transcriber = open_transcriber(Models.of(args, demo="speech/"), bool(options.num_draft))
     if args.live:
         transcribe_live(transcriber, *sounds[0], args.device, options, output, args.verbose)
         return

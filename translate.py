@@ -22,7 +22,7 @@ from documents.files import REPORT_HEAD, File, FileTranslator, load_all, output_
 from documents.translator import Translator, length
 from terminal import cli, flags
 from terminal.display import Summary
-from terminal.models import Models, merge_adapter, note_learned, open_decoder
+from terminal.models import Models, note_learned, open_decoder
 from text.languages import title
 from text.memory import TABLES, XML, Memory, MemoryFile
 
@@ -78,7 +78,6 @@ def report_languages(translator: Translator) -> None:
 
 def run_command(args, ranks: Ranks) -> None:
     """Do what the command line asks for."""
-    merge_adapter(args)
     options = flags.options_of(args)
     settings = dict(bilingual=args.bilingual, cue_by_cue=args.cue_by_cue, fuzzy=args.fuzzy)
     files, failures = load_all(args.documents, args.output, args.encoding, **settings)

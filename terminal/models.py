@@ -39,13 +39,14 @@ class Models:
     distill: Path | None = None  # the folder of a draft model that learns; Path(): the usual one
 
     @classmethod
-    def of(cls, args: argparse.Namespace, ranks: Ranks = ALONE) -> "Models":
-        """The models of a command line, with the demo pair in place of none."""
+    def of(cls, args: argparse.Namespace, ranks: Ranks = ALONE, demo: str = "") -> "Models":
+        """The models of a command line, adapters merged, with the demo pair in place of none. demo: what its roles begin with"""
+        merge_adapter(args)
         models = cls(**{name: x for name, x in vars(args).items() if name in cls.__annotations__})
         if models.model is None:
-            models = replace(models, model=ranks.together(lambda: demo_model("target")))
+            models = replace(models, model=ranks.together(lambda: demo_model(f"{demo}target")))
             if models.distill is None:
-                draft_model = ranks.together(lambda: demo_model("draft"))
+                draft_model = ranks.together(lambda: demo_model(f"{demo}draft"))
                 models = replace(models, draft_model=draft_model)
         return models
 
@@ -123,14 +124,6 @@ def learning_draft(model: Any, name: str | Path, folder: Path, serves: bool = Fa
     except InputError as error:
         reporter.note(f"--distill: {error}")
         return None
-
-
-def distill_while_decoding(transcriber: Any, folder: Path, serves: bool = False) -> None:
-    """Let the model of a speech.transcriber.Transcriber learn a draft model. folder, serves: see `learning_draft`"""
-    model = transcriber.model
-    draft = learning_draft(model, transcriber.name, folder, serves)
-    if draft:
-        transcriber.decoder = SpeculativeDecoder(model, transcriber.tokenizer, draft)
 
 
 def note_learned(decoder: SpeculativeDecoder) -> None:

@@ -19,6 +19,7 @@ from checkpoints.folder import stamp
 from common.errors import InputError
 from common.files import Journal
 from common.reporting import reporter
+from decoder import SpeculativeDecoder
 from families.loading import find
 from speculative.driver import Ended, Task, result_of, resume
 from speculative.row import Stats
@@ -31,11 +32,25 @@ from speech.segments import Segment, Transcript
 from speech.transcriber import Transcriber
 from terminal import cli
 from terminal.display import Summary
+from terminal.models import Models, learning_draft, note_types
 from terminal.prompt_files import InOrder
 from text import cues
 
 WINDOW_SECONDS = 28  # about what a window's text covers
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def open_transcriber(models: Models, drafts: bool, serves: bool = False) -> Transcriber:
+    """Load a model that transcribes and, if the options let it draft, its draft model, or let it learn one. serves: for
+    serve.py"""
+    transcriber = Transcriber(models.model, models.draft_model if drafts else None)
+    model = transcriber.model
+    if models.distill is not None and drafts:
+        draft = learning_draft(model, transcriber.name, models.distill, serves)
+        if draft:
+            transcriber.decoder = SpeculativeDecoder(model, transcriber.tokenizer, draft)
+    note_types(model, transcriber.decoder.draft_model)
+    return transcriber
 
 
 @dataclass

@@ -16,7 +16,7 @@ from helpers.bart_tokenizers import checkpoint
 from mlx.utils import tree_flatten
 
 import benchmark
-from benchmarks import limits, measure
+from benchmarks import measure
 from benchmarks.report import costs
 from decoder import load
 from demo.pair import demo_model, examples
@@ -112,7 +112,7 @@ def test_an_oracle_takes_the_best_way():
 
     for length in range(9):
         matches = rng.random(length) < 0.7
-        assert limits.min_seconds(matches, by_length) == pytest.approx(min(ways(matches.tolist())))
+        assert measure.min_seconds(matches, by_length) == pytest.approx(min(ways(matches.tolist())))
 
 
 def test_what_an_oracle_knows_is_what_passes(demo_pair):
@@ -120,7 +120,7 @@ def test_what_an_oracle_knows_is_what_passes(demo_pair):
     target, _, draft = demo_pair
     for example in examples(2):
         (plain,) = measure.decoding(target, num_draft=0)([example.prompt])
-        matches, _ = limits.draft_matches(draft, plain)
+        matches, _ = measure.draft_matches(draft, plain)
         for k in (3, 30):
             (row,) = measure.decoding(target, draft, num_draft=k)([example.prompt])
             at, expected = 0, Counter()
