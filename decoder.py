@@ -33,8 +33,7 @@ from families.ram import available, wired_memory
 from speculative.beams import BeamBatch
 from speculative.cached_model import CachedModel
 from speculative.draft import Step
-from speculative.draft_vocabulary import DraftVocabulary
-from speculative.drafting import Drafter, ModelDrafter, PromptLookup
+from speculative.drafting import Drafter, DraftVocabulary, ModelDrafter, PromptLookup
 from speculative.driver import Driver, Prompts, Task, Tasks
 from speculative.lookup import REFERENCE
 from speculative.model import Model

@@ -70,9 +70,6 @@ def _check(name: str, kind: Any, value: Any) -> None:
     if name.endswith(_IDS):
         low, high = 0, math.inf
         expected = "a token id" if name.endswith("_id") else "token ids"
-    elif name.endswith("_epsilon"):
-        low, high = 0, 1 - 1e-9
-        expected = "a small number"
     elif int in types:
         low, high = 1, MAX_LAYERS if name.endswith(("_layers", "_heads")) else _MAX
         expected = f"a whole number from 1 to {high}"

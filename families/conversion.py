@@ -39,14 +39,6 @@ class _Source:
     adapter: Path | None = None
     base: str = ""
 
-    def state(self) -> dict[str, Any]:
-        """The values about it in a converted folder's config.json."""
-        state = folders.state_of(self.adapter or self.folder)
-        values: dict[str, Any] = {"converted_from": self.name, "converted_state": state}
-        if self.adapter:
-            values |= {"adapter_base": self.base, "base_state": folders.state_of(self.folder)}
-        return values
-
 
 def _fetch(
     model: str,
@@ -228,9 +220,12 @@ def _ask(name: str, task: str, size: int) -> None:
 def _write(
     source: _Source, output: Path, dtype: str | None, quantization: Quantization | None
 ) -> None:
-    state = source.state()
     named = source.adapter or source.folder
     folder = source.folder
+    state: dict[str, Any] = {"converted_from": source.name}
+    state["converted_state"] = folders.state_of(named)
+    if source.adapter:
+        state |= {"adapter_base": source.base, "base_state": folders.state_of(folder)}
     with errors_name(named):
         raw = read_config(folder)
         family = family_of(raw)
@@ -253,8 +248,6 @@ def _write(
             fit_tokenizer(output, model.source_vocab_size, SOURCE_FILE)
         GenerationDefaults.load(folder)
     write_weights(output / WEIGHTS, tensors, dtype, model, quantization)
-    if source.state() != state:
-        raise InputError(f"{named} has changed while it was read: is it being written?")
     values = raw | asdict(config) | {"dtype": dtype} | state
     if quantization:
         values["quantization"] = vars(quantization)

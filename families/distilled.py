@@ -114,14 +114,11 @@ class Distilled(Model):
     """A draft model as its folder has it, without the target's parts. `for_target` makes it one to decode with."""
 
     def __init__(self, path: Path, config: Mapping):
-        """The draft model in a folder with this config.json. InputError if that is not of `save`'s."""
+        """The draft model in a folder with this config.json, which `save` has written."""
         self.name = path.name
-        try:
-            self.layers = [int(n) for n in config["layers"]]
-            self.draft_of = str(config["draft_of"])
-            self.vocabulary = str(config.get("vocabulary", ""))  # "": not known, in older folders
-        except (KeyError, TypeError, ValueError):
-            raise InputError(f"{self.name}: its config.json is not by distill.py") from None
+        self.layers: list[int] = config["layers"]
+        self.draft_of: str = config["draft_of"]
+        self.vocabulary: str = config.get("vocabulary", "")  # "": not known, in older folders
         self.origin = str(config.get("origin") or "")
         self.weights = {name: to_mlx(array) for name, array in map_npz(path / WEIGHTS).items()}
         mx.eval(self.weights)  # what is lazy can only be computed by the thread that made it

@@ -8,7 +8,7 @@ values, D head width, V the decoder's vocabulary.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -235,12 +235,8 @@ class Stack(transformer.Stack):
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = list(layers)
         self.norm = Norm(config.hidden_size, config.rms_norm_eps)
-        self.windows = config.windows  # of the layers
-
-    def only(self, indices: Sequence[int]) -> Self:
-        part = super().only(indices)
-        part.windows = tuple(self.windows[i] for i in indices)
-        return part
+        for layer, window in zip(self.layers, config.windows, strict=True):
+            layer.window = window
 
 
 def embed(embedding: nn.Embedding, tokens: mx.array) -> mx.array:
@@ -289,14 +285,14 @@ class T5Gemma(EncoderDecoder):
             # A filler with no token in its window sees itself, because the softmax over nothing is NaN.
             return near if token is None else (near & token) | (distance == 0)
 
-        masks = [seen(window) for window in self.encoder.windows]
+        masks = [seen(layer.window) for layer in self.encoder.layers]
         x = embed(self.encoder.embedding, tokens)
         return self.encoder(x, masks, None, mx.broadcast_to(index, tokens.shape))
 
     def states(self, tokens: mx.array, positions: np.ndarray, slots: CrossCache) -> mx.array:
         slots.reserve(positions)
         seen = cache(lambda window: self.decoder_mask(slots, window))
-        masks = [seen(window) for window in self.decoder.windows]
+        masks = [seen(layer.window) for layer in self.decoder.layers]
         at = mx.array(self.known_positions(positions))
         return self.decoder(embed(self.embedding, tokens), masks, slots, at)
 

@@ -3,7 +3,8 @@
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -30,17 +31,17 @@ class CallTimes:
         self.widths = widths
         self.has_draft = draft is not None
         self._chained = chained
-        self._target = call_timer(target, prompt, rows)
-        self._draft = call_timer(draft, prompt, rows) if draft else None
+        self._caches = [(model, model.start([prompt] * rows)) for model in (target, draft) if model]
         self._seconds: dict[object, list[float]] = defaultdict(list)
         self.measure()  # warms up
         self._seconds.clear()
 
     def measure(self) -> None:
         for width in self.widths:
-            if self._draft:
-                self._seconds["draft"].append(self._draft(1, _DRAFTED))
-            self._seconds[width].append(self._target(width, self._chained))
+            target, *draft = self._caches
+            for cached in draft:
+                self._seconds["draft"].append(_seconds(*cached, 1, _DRAFTED))
+            self._seconds[width].append(_seconds(*target, width, self._chained))
 
     def __getitem__(self, name: object) -> float:
         """Median seconds of a target call on `name` tokens or of a "draft" token."""
@@ -52,18 +53,14 @@ class CallTimes:
         return float(verifying) + (drafted * self["draft"] if drafted else 0.0)
 
 
-def call_timer(model: Model, prompt: Sequence[int], rows: int) -> Callable[[int, int], float]:
-    """A function that returns the seconds of a decoder call on `width` tokens of each row, or of each of `chained` calls."""
-    cache = model.start([prompt] * rows)
-
-    def call(width: int, chained: int) -> float:
-        began = time.perf_counter()
-        tokens = mx.full((rows, width), _TOKEN)
-        for _ in range(chained):
-            positions = (cache.lengths[:, None] + np.arange(width)).astype(np.int32)
-            tokens = mx.argmax(model.decode(tokens, positions, cache), axis=-1)
-        mx.eval(tokens)
-        cache.keep(np.zeros(rows, int))
-        return (time.perf_counter() - began) / chained
-
-    return call
+def _seconds(model: Model, cache: Any, width: int, chained: int) -> float:
+    """The seconds of a decoder call on `width` tokens of each row, or of each of `chained` calls."""
+    began = time.perf_counter()
+    rows = len(cache.lengths)
+    tokens = mx.full((rows, width), _TOKEN)
+    for _ in range(chained):
+        positions = (cache.lengths[:, None] + np.arange(width)).astype(np.int32)
+        tokens = mx.argmax(model.decode(tokens, positions, cache), axis=-1)
+    mx.eval(tokens)
+    cache.keep(np.zeros(rows, int))
+    return (time.perf_counter() - began) / chained

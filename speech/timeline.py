@@ -12,9 +12,7 @@ from speech.segments import Segment, Word
 from speech.voice import PAUSE_CHANCE, stretches, with_speech
 
 _QUIET = 1.0  # in features, 40 dB: what is so far below a span's loudest frame is not heard in it
-_RISE = (
-    0.25  # 10 dB: what is so much louder than before, for three runs, is another sound than an echo
-)
+_RISE = 0.25  # 10 dB: what is so much louder than before, for three runs, is no echo
 _RUN = 5  # frames; what is heard for a shorter time at a segment's end belongs to its neighbour
 _SHORTEST = 0.02  # seconds of a text or a word, where there is time for it
 

@@ -17,8 +17,7 @@ from common.errors import InputError
 from decoder import Options, SpeculativeDecoder
 from families.causal import CausalModel
 from speculative.draft import Candidate
-from speculative.draft_vocabulary import MAX_MISSES, MIN_TOKENS, DraftVocabulary
-from speculative.drafting import ModelDrafter, PromptLookup
+from speculative.drafting import MAX_MISSES, MIN_TOKENS, DraftVocabulary, ModelDrafter, PromptLookup
 from speculative.sampling import probabilities
 from speculative.schedule import Schedule
 from terminal.flags import read_tokens

@@ -139,7 +139,7 @@ def test_ids_in_generation_config_may_be_lists_or_missing(tmp_path):
     [
         ("d_model", (None, 0, "512", 1.5, True), "a whole number from 1 to 1048576"),
         ("pad_token_id", (-1, "0"), "a token id"),
-        ("layer_norm_epsilon", ("tiny", 1), "a small number"),
+        ("layer_norm_epsilon", ("tiny",), "float"),
         ("scale_decoder_outputs", ("yes",), "bool"),
     ],
 )
