@@ -222,7 +222,7 @@ def run_command(args, ranks: Ranks) -> None:
         path.stat()  # report a missing file before models are loaded
     flags.check_apart(args, [("--output", args.output)])
     memory_file = MemoryFile(args.memory) if args.memory_append else None  # created if needed
-    models = Models.of(args, ranks)
+    models = Models.of(args)
     decoder = open_decoder(models, options, ranks, args.verbose)
     memory = decoder.memory
     prompt_format = decoder.text.prompt_format(

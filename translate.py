@@ -16,7 +16,7 @@ from common.errors import InputError
 from common.files import check_free, replacing
 from common.reporting import reporter
 from decoder import BATCH_SIZE
-from distributed.ranks import Ranks, session
+from distributed.ranks import session
 from documents import FORMATS
 from documents.files import REPORT_HEAD, File, FileTranslator, load_all, output_of, report_of
 from documents.translator import Translator, length
@@ -24,7 +24,7 @@ from terminal import cli, flags
 from terminal.display import Summary
 from terminal.models import Models, note_learned, open_decoder
 from text.languages import title
-from text.memory import TABLES, XML, Memory, MemoryFile
+from text.memory import TABLES, XML, MemoryFile
 
 
 def parse_args(argv: list[str] | None = None):
@@ -76,25 +76,25 @@ def report_languages(translator: Translator) -> None:
             reporter.note(f"translating {flag} {title(code)}; --{flag} changes that")
 
 
-def run_command(args, ranks: Ranks) -> None:
+def run_command(args) -> None:
     """Do what the command line asks for."""
     options = flags.options_of(args)
     settings = dict(bilingual=args.bilingual, cue_by_cue=args.cue_by_cue, fuzzy=args.fuzzy)
     files, failures = load_all(args.documents, args.output, args.encoding, **settings)
     if args.report:
         check_free(args.report, args.force)
-    glossary = flags.read_memory(args.terms) if args.terms else Memory(())
+    glossary = flags.read_memory(args.terms) if args.terms else None
     memory_file = MemoryFile(args.memory) if args.memory_append else None  # created if needed
-    models = Models.of(args, ranks)
-    decoder = open_decoder(models, options, ranks, args.verbose)
+    models = Models.of(args)
+    decoder = open_decoder(models, options, verbose=args.verbose)
     summary = Summary()
     translator = Translator(
-        decoder, options, args.batch_size, args.whole, glossary.pairs, exact=args.memory_exact,
+        decoder, options, args.batch_size, args.whole, glossary, exact=args.memory_exact,
         memory_file=memory_file, on_response=summary.add,
     )  # fmt: skip
     report_languages(translator)
     languages = translator.source_lang, translator.target_lang
-    if args.terms and not glossary.fitting(*languages):
+    if glossary and not glossary.fitting(*languages):
         unfit = f"none of its {len(glossary.pairs)} pairs is in these languages"
         raise InputError(f"{args.terms}: {unfit}")
     files = [
@@ -145,7 +145,7 @@ def main() -> None:
     with session() as ranks:
         if ranks.size > 1:
             raise InputError("translate.py runs as one process, not under mlx.launch")
-        run_command(parse_args(), ranks)
+        run_command(parse_args())
 
 
 if __name__ == "__main__":

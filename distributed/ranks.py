@@ -117,8 +117,6 @@ class Ranks:
 
     def check_folder(self, folder: Path, *packages: str) -> None:
         """InputError if the ranks have other files in a model's folder, or other versions of MLX or `packages`."""
-        if self.size == 1:
-            return
 
         def sums() -> dict[str, str]:
             same = {f"version_of_{name}": version(name) for name in ("mlx", *packages)}

@@ -12,12 +12,11 @@ from functools import partial
 from pathlib import Path
 
 from common.errors import InputError, first_line
-from documents import gettext, html, markdown, plain, subtitles, word
-from documents.document import Document
-from documents.encodings import decoded
+from documents import gettext, html, markdown, subtitles, word
+from documents.document import Document, decoded, parse_plain
 
 _PARSERS: dict[Callable[[bytes], Document], str] = {
-    plain.parse: ".txt",
+    parse_plain: ".txt",
     markdown.parse: ".md .markdown .mdx .qmd",
     word.parse: ".docx",
     html.parse: ".html .htm",

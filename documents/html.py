@@ -10,8 +10,7 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 from common.errors import InputError
-from documents.document import Document, Passage, as_text, with_attributes
-from documents.encodings import decoded
+from documents.document import Document, Passage, as_text, decoded, with_attributes
 from documents.inline import STAND_IN, Event, paragraphs_of
 from documents.markup import Markup, in_archive, in_markup
 from documents.paragraph import Paragraph

@@ -5,7 +5,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -74,7 +74,7 @@ class Translator:
     options: Options
     batch_size: int = BATCH_SIZE
     whole: bool | None = None  # translate lines as a whole if they fit; None: with a chat template
-    terms: Iterable[Pair] = ()  # a glossary; the problems name where a term is missing
+    terms: Memory | None = None  # a glossary; the problems name where a term is missing
     exact: InitVar[bool] = False  # use the memory's texts of the same sentence or passage
     memory_file: MemoryFile | None = None  # gets the sentences that the decoder's memory lacks
     texts: dict[str, str] = field(default_factory=dict)  # by sentence, known ones; gets the others
@@ -105,16 +105,20 @@ class Translator:
         memory = self.decoder.memory if exact else None
         self._exact = memory.exact(self.source_lang, self.target_lang) if memory else {}
         self._instruction = len(self._row("-").prompt) - 1  # tokens beside the text's
-        if self.languages not in self.aligners:
-            self.aligners[self.languages] = Aligner.of(self.decoder, self.options)
-        self.aligner = self.aligners[self.languages]
         self._terms = defaultdict[str, dict[str, None]](dict)  # with their translations
-        for term in Memory(self.terms).fitting(self.source_lang, self.target_lang):
-            self._terms[term.prompt.casefold()][term.text] = None
+        if self.terms:
+            for term in self.terms.fitting(self.source_lang, self.target_lang):
+                self._terms[term.prompt.casefold()][term.text] = None
         self._term_pattern = phrase_pattern([*self._terms])
         self._pending = dict[str, Row]()  # that are being decoded, by sentence
         self._journals = defaultdict[str, list[Journal]](list)  # that want these sentences
         self._cut = set[str]()  # sentences whose translations are not whole
+
+    @cached_property
+    def aligner(self) -> Aligner | None:
+        if self.languages not in self.aligners:
+            self.aligners[self.languages] = Aligner.of(self.decoder, self.options)
+        return self.aligners[self.languages]
 
     def translate(self, document: Document, name: str = "") -> Translation:
         """A document's translation. name: for the progress bar."""
@@ -305,7 +309,7 @@ class Translator:
                     todo[pair] = None
                 start = end
         aligned = dict[Sentence, Align]()
-        if not self.aligner:
+        if not (todo and self.aligner):
             return aligned
         for first in range(0, len(todo), _ALIGNED):
             some = [*todo][first : first + _ALIGNED]

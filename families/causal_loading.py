@@ -100,7 +100,8 @@ def load(
     """The model and the tokenizer of a folder that `is_mlx_lm_folder`, as loading.load."""
     ranks = Ranks(group)
     split = split and ranks.size > 1
-    ranks.check_folder(folder, "mlx-lm")
+    if group:
+        ranks.check_folder(folder, "mlx-lm")
 
     def load_all() -> tuple:
         with _mlx_lm_for(folder, "load") as utils:

@@ -13,7 +13,7 @@ from checkpoints.tensors import map_npz, to_mlx
 from checkpoints.weights import Quantization
 from common.errors import errors_name
 from distributed import sharding
-from distributed.ranks import Ranks
+from distributed.ranks import ALONE, Ranks
 from families import Family, causal_loading, conversion, distilled, ram
 from families.registry import build, family_of
 from text.generation import GenerationDefaults
@@ -37,12 +37,13 @@ def load(
     """The model and tokenizer of whatever `find` finds. `model.text` is its text side (text/text_side.py).
 
     group: `mx.distributed.init()`, in processes that mlx.launch started. Without `split` each holds all of the layers."""
-    ranks = Ranks(group)
+    ranks = Ranks(group) if group else ALONE
     path = ranks.together(lambda: find(str(name)))
     if not (path / WEIGHTS).exists():
         return causal_loading.load(str(name), path, group, split)
     config = ranks.together(lambda: read_json(path / "config.json"))
-    ranks.check_folder(path)
+    if group:
+        ranks.check_folder(path)
     if config.get("model_type") == distilled.KIND:
         draft: Any = ranks.together(lambda: distilled.Distilled(path, config))
         return draft, draft.text  # its target has the tokenizer

@@ -15,7 +15,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from common.errors import InputError
-from documents import FORMATS, html, plain
+from documents import FORMATS, html
+from documents.document import parse_plain
 from serving.translation import Asked, Step, Texts, Translations, document_of
 from serving.transport import ERRORS, RowStep, event_of, failure_of, stream_of, while_there
 from speculative.row import Row
@@ -65,7 +66,7 @@ class LibreTranslate:
     async def translate(self, request: Request, asked: _Translate) -> Any:
         if not asked.as_sent:
             raise InputError("q is empty")
-        document = await document_of(asked.q, html.parse if asked.format == "html" else plain.parse)
+        document = await document_of(asked.q, html.parse if asked.format == "html" else parse_plain)
         start = self.translations.start
         started = await start(document, asked.source, asked.target)
 
@@ -205,7 +206,7 @@ class DeepL:
         return [route("/languages", self.all_languages, _DeepLRequest)]
 
     async def translate(self, request: Request, asked: _Texts) -> Any:
-        parse = plain.parse
+        parse = parse_plain
         if asked.tag_handling == "html":
             parse = partial(html.parse, stays=asked.ignore_tags)
         elif asked.tag_handling == "xml":

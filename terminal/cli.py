@@ -120,18 +120,14 @@ def confirm(question: str) -> bool:
     return False
 
 
-def report_on_stderr() -> None:
-    """Let notes, warnings and bars of all parts appear on stderr, and questions on a terminal."""
+def run(main: Callable[[], None]) -> None:
+    """Run a command's `main`, with notes, warnings and bars of all parts on stderr and questions on a terminal; report a
+    user's error in one line, and exit with its code."""
     reporter.note = note
     reporter.bar = bar
     is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
     reporter.confirm = confirm if is_terminal else None
     warnings.showwarning = lambda message, *_: note(str(message))
-
-
-def run(main: Callable[[], None]) -> None:
-    """Run a command's `main`; report a user's error and warnings in one line, and exit with the error's code."""
-    report_on_stderr()
     try:
         main()
         print(end="", flush=True)

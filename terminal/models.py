@@ -39,15 +39,14 @@ class Models:
     distill: Path | None = None  # the folder of a draft model that learns; Path(): the usual one
 
     @classmethod
-    def of(cls, args: argparse.Namespace, ranks: Ranks = ALONE, demo: str = "") -> "Models":
+    def of(cls, args: argparse.Namespace, demo: str = "") -> "Models":
         """The models of a command line, adapters merged, with the demo pair in place of none. demo: what its roles begin with"""
         merge_adapter(args)
         models = cls(**{name: x for name, x in vars(args).items() if name in cls.__annotations__})
         if models.model is None:
-            models = replace(models, model=ranks.together(lambda: demo_model(f"{demo}target")))
+            models = replace(models, model=demo_model(f"{demo}target"))
             if models.distill is None:
-                draft_model = ranks.together(lambda: demo_model(f"{demo}draft"))
-                models = replace(models, draft_model=draft_model)
+                models = replace(models, draft_model=demo_model(f"{demo}draft"))
         return models
 
     def stamp(self) -> str:

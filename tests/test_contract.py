@@ -15,7 +15,7 @@ from helpers.programs import call
 import serve
 from common.errors import InputError
 from decoder import SpeculativeDecoder
-from documents.plain import parse
+from documents.document import parse_plain as parse
 from documents.translator import Translator
 from speculative.cache import MASKED, CrossCache, SlotCache
 from speculative.model import Model, padded

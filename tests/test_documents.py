@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from common.errors import InputError
 from documents import FORMATS, gettext, read
-from documents.document import Passage, by_length
-from documents.encodings import decoded
+from documents.document import Passage, by_length, decoded
 from documents.sentences import changed, edges, keep_pattern, masked, sentences, translatable
 
 WRAPPED = "An old king sees a door that is red, and\nhis old dog sees it too."

@@ -15,7 +15,7 @@ from documents.files import output_of
 from speculative.driver import Tasks
 from speculative.row import respond
 from text.alignment import Alignment
-from text.memory import Pair
+from text.memory import Memory, Pair
 
 KING, HAUS = "The old king sees two red doors.", "The king sees the house."
 GERMAN = {KING: "Der alte König sieht zwei rote Türen.", HAUS: "Der König sieht das Haus."}
@@ -215,9 +215,11 @@ def into_french(demo_pair):
     """Translate a document with the demo's target. How many texts were aligned, too."""
     aligned = []
 
-    def translate(source: str, ending: str = ".html", terms=()):
+    def translate(source: str, ending: str = ".html", terms=None):
         by = translator.Translator(
-            SpeculativeDecoder(*demo_pair[:2]), Options(target_lang="fr"), terms=terms
+            SpeculativeDecoder(*demo_pair[:2]),
+            Options(target_lang="fr"),
+            terms=terms and Memory(terms),
         )
         align = by.aligner.align
         by.aligner.align = lambda pairs, others: aligned.extend(pairs) or align(pairs, others)
