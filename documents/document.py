@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from html import escape
+from functools import partial
 from itertools import accumulate, groupby, islice, pairwise
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ Targets = Sequence[Target] | None  # of a passage's formatting
 AllTargets = Sequence[Targets] | None  # of all passages
 Texts = Sequence[str | None]
 
-_HIDDEN = re.compile("([\U000f0000-\U0010fffd])(?:\n*\\1)*")  # an attribute's value
+_HIDDEN = re.compile("([\U000f0000-\U0010fffd])(?:\n*\\1)*")  # see `in_text`
 _LINE_BREAK = re.compile(rf"(?:{NEWLINE.pattern})\Z")
 _MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 # Not UTF-16, in which this could not be read
@@ -92,61 +92,58 @@ def in_text(
     find: Callable[[str], Iterable[Passage]],
     fit: Fit = by_lines,
     below: str = "",
+    hidden: Sequence[Passage] = (),
     **fields,
 ) -> Document:
     """A document of text, whose passages `find` finds. fit: fits a text into a passage of the source; None: it stays as it
-    is. below: the line break before a translation below its source; a line feed is the source's. InputError if not text."""
+    is. below: the line break before a translation below its source; a line feed is the source's. hidden: passages within
+    others, such as attributes in tags; while the others are found and written, each span of these is as many of one
+    character for private use. InputError if not text."""
     source = as_text(data)
-    passages = _located(source, find(source))
-    newline = below.replace("\n", newline_of(source))
+    names = _unused(source, (span for each in hidden for span in each.spans))
+    hidden = [each for each in hidden if names.keys() >= {*each.spans}]
+    edits = ((span, re.sub(r"[^\n]", names[span], source[slice(*span)])) for span in names)
+    visible = _edited(source, edits)
+    found = [*find(visible)]
+    passages = _located(source, [*found, *hidden])
+    sources = [visible] * len(found) + [source] * len(hidden)
+    if below:
+        fit = partial(_fit_below, fit, below.replace("\n", newline_of(source)))
 
     def write(texts: Texts, targets: AllTargets = None) -> Written:
-        edits = set[tuple[Span, str]]()  # passages may share some
-        plain = list[str]()
-        problems = dict[int, Sequence[str]]()
-        for number, (passage, text) in enumerate(zip(passages, texts, strict=True)):
-            if text is None:
-                continue
-            fitted = fit(source, passage, text, targets[number] if targets else None)
-            if not fitted:
-                continue
-            new = fitted.parts
-            if below:
-                old = [source[start:stop] for start, stop in passage.spans]
-                new = _below(old, new, passage.cues, newline)
-            edits.update(zip(passage.spans, new, strict=True))
-            plain += fitted.plain
-            if fitted.problems:
-                problems[number] = fitted.problems
-        return Written(_edited(source, sorted(edits)).encode(), plain, problems)
+        new = dict(_fitted(fit, sources, passages, texts, targets))
+        plain = [words for each in new.values() for words in each.plain]
+        problems = {number: each.problems for number, each in new.items() if each.problems}
+        edits = {  # passages may share some
+            edit
+            for number, each in new.items()
+            for edit in zip(passages[number].spans, each.parts, strict=True)
+        }
+        values = {names[span]: source[slice(*span)] for span in names}
+        values |= {names[span]: part for span, part in edits if span in names}
+        others = sorted(edit for edit in edits if edit[0] not in names)
+        shown = _HIDDEN.sub(lambda run: values.get(run[1], run[0]), _edited(visible, others))
+        return Written(shown.encode(), plain, problems)
 
     return Document(passages, write, **fields)
 
 
-def with_attributes(
-    data: bytes, attributes: Sequence[Passage], parse: Callable[[bytes], Document]
-) -> Document:
-    """A document, with the values of attributes behind its passages. While it is read and written, each is as many of one
-    character for private use, so that everything is where it was."""
-    source = as_text(data)
+def _fitted(
+    fit: Fit, sources: Sequence[str], passages: Sequence[Passage], texts: Texts, targets: AllTargets
+) -> Iterator[tuple[int, Fitted]]:
+    """The new texts of passages, by their numbers."""
+    for number, (passage, text) in enumerate(zip(passages, texts, strict=True)):
+        if text is not None:
+            fitted = fit(sources[number], passage, text, targets[number] if targets else None)
+            if fitted:
+                yield number, fitted
+
+
+def _unused(source: str, spans: Iterable[Span]) -> dict[Span, str]:
+    """A character for private use for each of the spans, in their order, that is not in the source."""
     used = {*source}
     free = (name for name in map(chr, range(0xF0000, 0x10FFFE)) if name not in used)
-    named = dict(zip(free, _located(source, attributes), strict=False))
-    values = {name: source[slice(*each.spans[0])] for name, each in named.items()}
-    hidden = ((named[name].spans[0], re.sub(r"[^\n]", name, values[name])) for name in named)
-    document = parse(_edited(source, hidden).encode())
-    count = len(document.passages)
-
-    def write(texts: Texts, targets: AllTargets = None) -> Written:
-        written = document.write(texts[:count], targets and targets[:count])
-        new = dict(values)
-        for (name, attribute), text in zip(named.items(), texts[count:], strict=True):
-            if text not in (None, attribute.text):
-                new[name] = f'"{escape(text)}"'
-        shown = _HIDDEN.sub(lambda match: new.get(match[1], match[0]), written.data.decode())
-        return replace(written, data=shown.encode())
-
-    return replace(document, passages=[*document.passages, *named.values()], write=write)
+    return dict(zip(sorted(spans), free, strict=False))
 
 
 def joined(
@@ -249,13 +246,20 @@ def without_empty_cues(lines: Sequence[str], cues: Sequence[int]) -> list[str]:
     return filled
 
 
-def _below(source: Sequence[str], lines: Sequence[str], cues: Sequence[int], newline: str):
-    """The source's lines, with a translation's after the last one of each cue."""
-    both = [*source]
-    for _, cue in groupby(range(len(both)), lambda i: cues[i] if cues else 0):
+def _fit_below(
+    fit: Fit, newline: str, source: str, passage: Passage, text: str, targets: Targets
+) -> Fitted | None:
+    """As `fit`, with the source's lines, and the translation's after the last one of each cue."""
+    fitted = fit(source, passage, text, targets)
+    if not fitted:
+        return None
+    both = [source[start:stop] for start, stop in passage.spans]
+    cues = passage.cues or [0] * len(both)
+    for _, cue in groupby(range(len(both)), cues.__getitem__):
         places = [*cue]
-        both[places[-1]] = newline.join([both[places[-1]], *(lines[i] for i in places if lines[i])])
-    return both
+        lines = (fitted.parts[i] for i in places if fitted.parts[i])
+        both[places[-1]] = newline.join([both[places[-1]], *lines])
+    return fitted._replace(parts=both)
 
 
 def spread(text: str, lengths: Sequence[int]) -> list[str]:

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from xml.etree import ElementTree
 
 from common.errors import InputError
-from documents.document import Document, Passage, as_text, decoded, with_attributes
+from documents.document import Document, Passage, as_text, decoded
 from documents.inline import STAND_IN, Event, paragraphs_of
 from documents.markup import Markup, in_archive, in_markup
 from documents.paragraph import Paragraph
@@ -99,7 +99,7 @@ def _page(
     parts = partial(events_of, is_xml, _CHECKED, ("rt", "rp"))
     below = "<br/>{}".format if bilingual else None
     markup = Markup(partial(escape, quote=False), parts, below=below)
-    return with_attributes(data, reader.attributes, partial(in_markup, find=find, markup=markup))
+    return in_markup(data, find, markup, hidden=reader.attributes)
 
 
 def _shown(raw: str) -> str:

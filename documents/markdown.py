@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 import regex
 
@@ -30,6 +31,8 @@ _TOKENS = {
     "link_close": rf"\]{_TARGET}|>",
 }
 _TAG = re.compile(r"<(/?)(\w+)[^>]*>")
+# The places of the document itself that its links lead to
+_LINKED = re.compile(r"""(?:\]\(<?|\]:[ \t]*<?|href=["']?)#([^\s)<>"']+)""")
 # A line that would begin something else than text
 _BLOCK = re.compile(
     r"(?:[-+*]|\d{1,9}[.)]|#{1,6}|:)(?=\s|$)|>|`{3}|~{3}|:::|=+\s*$|-{2,}\s*$|([-*_])(?:[ \t]*\1){2,}\s*$|\[[^\]]+\]:"
@@ -44,14 +47,38 @@ def parse(data: bytes, bilingual: bool = False) -> Document:
     parser = _parser()
     source = as_text(data)
     names = dict[str, Any]()  # what links and notes refer to
-    paragraphs = [
-        paragraph
-        for each in _passages(source, parser, names)
-        for paragraph in _paragraphs(each, parser, names)
-    ]
+    linked = {_slug(target): target for target in _LINKED.findall(source)}
+
+    def find(source: str) -> Iterator[Paragraph]:
+        for each, parent in [*_passages(source, parser, names)]:
+            target = linked.get(_slug(each.text)) if parent == "heading_open" else None
+            anchor = f'<a id="{target}"></a>' if target else ""
+            for paragraph in _paragraphs(each, parser, names):
+                yield replace(paragraph, raw=anchor + paragraph.raw, ends=(anchor, ""))
+
+    notes = list[Paragraph]()
+    for whole, _ in _passages(source, parser, names) if "^[" in source else ():
+        for token, (start, stop) in _located(whole.text, parser, names):
+            if token.type == "footnote_ref" and whole.text[start] == "^":
+                note = _part(source, whole, start + 2, stop - 1)
+                notes += _paragraphs(note, parser, names)
     below = "<br/>{}".format if bilingual else None
     markup = Markup(str, partial(_events, parser, names), _fit, _escaped, below)
-    return in_markup(data, lambda _: paragraphs, markup)
+    return in_markup(data, find, markup, hidden=notes)
+
+
+def _slug(words: str) -> str:
+    """What the ids that renderers make of a heading have in common."""
+    return re.sub(r"\W|_", "", unquote(words)).casefold()
+
+
+def _part(source: str, whole: Passage, start: int, stop: int) -> Passage:
+    """A part of a text, in which brackets have a partner."""
+    spans = list[Span]()
+    for at, (low, high) in zip([0, *whole.breaks], whole.spans, strict=True):
+        spans.append((low + max(start - at, 0), min(low + stop - at, high)))
+    part = passage(source, [span for span in spans if span[0] < span[1]])
+    return replace(part, placeholders=r"[\[\]]")
 
 
 def _events(parser: Any, names: dict[str, Any], raw: str) -> Iterator[Event]:
@@ -121,7 +148,7 @@ def _paragraphs(passage: Passage, parser: Any, names: dict[str, Any]) -> Iterato
     if at < len(text):
         events.append(Event("text", at, len(text), text[at:]))
     for each in paragraphs_of(text, events, passage.breaks, drops=True):
-        yield replace(each, spans=passage.spans)
+        yield replace(each, spans=passage.spans, placeholders=passage.placeholders)
 
 
 def _event(token: Any, start: int, stop: int, raw: str) -> Event:
@@ -140,7 +167,8 @@ def _event(token: Any, start: int, stop: int, raw: str) -> Event:
     return place._replace(kind="text", words=raw)
 
 
-def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[Passage]:
+def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[tuple[Passage, str]]:
+    """The texts, each with the type of the token that it is in."""
     front = _FRONT.match(source)
     hidden = re.sub(r"[^\r\n]", " ", front[0]) if front else ""
     shown = hidden + source[len(hidden) :].replace("\ufeff", " ")
@@ -170,10 +198,10 @@ def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[Passa
             before = words if hard_break else ""
             alert = None if any(groups) else _ALERT.match(words)
             if alert and alert.end() < len(words):
-                yield passage(source, [(span[0] + alert.end(), span[1])])
+                yield passage(source, [(span[0] + alert.end(), span[1])]), parent
             elif not alert:
                 groups[-1].append(span)
-        yield from (passage(source, group) for group in groups if group)
+        yield from ((passage(source, group), parent) for group in groups if group)
 
 
 def _find(source: str, words: str, start: int, stop: int, parent: str) -> Span | None:
@@ -190,6 +218,8 @@ def _fit(passage: Paragraph, text: str) -> list[str]:
     """The text spread over the lines, none of which begins something else, such as a list."""
     if "|" not in passage.raw.replace(r"\|", ""):
         text = re.sub(r"(?<!\\)\|", r"\|", text)  # which would end a table's cell
+    if passage.placeholders and not regex.fullmatch(_TOKENS["footnote_ref"], f"^[{text}]"):
+        text = re.sub(r"(?<!\\)[\[\]]", r"\\\g<0>", text)
     lines = by_length(passage, text)
     for i, line in enumerate(lines):
         while i and _BLOCK.match(line) and " " in line:

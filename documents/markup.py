@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from html import escape
 from io import BytesIO
 from pathlib import Path
 from zipfile import ZipFile
@@ -44,9 +45,11 @@ def in_markup(
 def _fit(
     markup: Markup, source: str, paragraph: Passage, text: str, targets: Targets
 ) -> Fitted | None:
-    assert isinstance(paragraph, Paragraph)
     if text == paragraph.text:
         return None
+    if not isinstance(paragraph, Paragraph):  # an attribute
+        is_quoted = source[paragraph.spans[0][0] - 1] in "\"'"
+        return Fitted([escape(text) if is_quoted else f'"{escape(text)}"'])
     if targets is None:
         targets = targets_of([(paragraph.text, text)], paragraph.formatting, {})
     if markup.below and not paragraph.is_single:
@@ -60,11 +63,11 @@ def _fit(
     plain = plain_spans(paragraph, words)
     ways = (text, spans, markup.escape), (words, plain, markup.plain or markup.escape)
     problems = list[str]()
-    for new, spans, escape in ways:
-        writer = Writer(paragraph, new, spans, escape)
+    for new, spans, written in ways:
+        writer = Writer(paragraph, new, spans, written)
         parts = writer.parts()
         after = outline_of(with_kept(markup.events, "".join(parts), kept))
-        shown = outline_of(markup.events(escape(words))).shown
+        shown = outline_of(markup.events(written(words))).shown
         fault = fault_of(before, after, shown, writer.own_words())
         if not fault:
             problems += [f"check the {kind} of {of!r}" for kind, of in lost if kind != "look"]
@@ -94,6 +97,8 @@ def _with_source(
     parts = [source[start:stop] for start, stop in paragraph.spans]
     if not fitted or fitted.parts == parts or not markup.below:
         return fitted
+    if markup.lines:
+        parts[0] = paragraph.ends[0] + parts[0]
     head = paragraph.ends[1]
     tail = paragraph.run.tail if paragraph.run and head else ""
     parts[-1] += f"{tail}{markup.below(' '.join(filter(None, fitted.parts)))}{head}"

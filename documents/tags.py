@@ -81,10 +81,12 @@ def attributes_of(tag: str) -> dict[str, str]:
 
 
 def attributes_in(source: str, tag: Span, names: Collection[str]) -> Iterator[Passage]:
-    """The values of a tag's attributes of these names."""
+    """The values of a tag's attributes of these names, without the quotes around them."""
     for match in _ATTRIBUTE.finditer(source, *tag):
-        if match[2] and match[1].lower() in names:
-            yield Passage(unescape(match[2].strip("\"'")), (match.span(2),))
+        value = (match[2] or "").strip("\"'")
+        if value and match[1].lower() in names:
+            start = source.index(value, match.start(2))
+            yield Passage(unescape(value), ((start, start + len(value)),))
 
 
 def ends_of(tokens: Sequence[Token]) -> dict[int, int]:

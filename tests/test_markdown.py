@@ -26,6 +26,29 @@ def test_only_texts_of_a_dialect_change(source, texts):
     assert document.write(new).data.decode() == source.replace("old", "new")
 
 
+NOTES = "> old^[one *red*\n> `x`], `^[stays]`\n\n| old^[two] |\n|--|\n"
+
+
+def test_an_inline_note_is_a_text_of_its_own():
+    document = FORMATS[".md"](NOTES.encode())
+    texts = [passage.text for passage in document.passages]
+    assert texts == ["old, {1}", "old", "one red {1}", "two"]
+    assert document.write(texts).data.decode() == NOTES
+    new = document.write(["new, {1}", "new", "three red] {1}", None]).data.decode()
+    assert new == NOTES.replace("old", "new").replace("one *red*", "three *red*\\]")
+
+
+@pytest.mark.parametrize("bilingual, before", [(False, ""), (True, "The *king*'s `x`<br/>")])
+def test_a_heading_that_a_link_leads_to_keeps_its_id(bilingual, before):
+    source = "# The *king*'s `x`\n\n[he](#the-kings-x) [b][]\n\n[b]: <#b-ü>\n\nB ü\n===\n\n# C\n"
+    document = FORMATS[".md"](source.encode(), bilingual=bilingual)
+    texts = [passage.text.upper() for passage in document.passages]
+    lines = document.write([*texts[:3], None]).data.decode().splitlines()
+    assert lines[0] == f'# <a id="the-kings-x"></a>{before}THE *KING*\'S `x`'
+    assert lines[6].startswith('<a id="b-ü"></a>') and lines[6].endswith("B Ü")
+    assert lines[2].endswith("[HE](#the-kings-x) [B][b]") != bilingual and lines[-1] == "# C"
+
+
 @pytest.mark.parametrize(
     "source, text, written",
     [
