@@ -49,7 +49,8 @@ def _fit(
         return None
     if not isinstance(paragraph, Paragraph):  # an attribute
         is_quoted = source[paragraph.spans[0][0] - 1] in "\"'"
-        return Fitted([escape(text) if is_quoted else f'"{escape(text)}"'])
+        value = escape(text).replace("\n", "&#10;")
+        return Fitted([value if is_quoted else f'"{value}"'])
     if targets is None:
         targets = targets_of([(paragraph.text, text)], paragraph.formatting, {})
     if markup.below and not paragraph.is_single:

@@ -3,7 +3,7 @@
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import unescape
@@ -11,11 +11,11 @@ from itertools import groupby
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from documents.document import Document, as_text
+from documents.document import Document, Passage, as_text
 from documents.inline import STAND_IN, Event, paragraphs_of
 from documents.markup import Markup, in_archive, in_markup
 from documents.paragraph import Paragraph, Run
-from documents.tags import Element, events_of, xml_tree
+from documents.tags import Element, attributes_in, events_of, xml_tree
 
 _PARTS = re.compile(r".*\.(?:main|header|footer|footnotes|endnotes|comments)\+xml")  # content types
 _UNSEEN = re.compile(  # in a look
@@ -31,6 +31,7 @@ _PROSE = {"HYPERLINK": "link", "TOC": "range", "FORMTEXT": "range"}  # fields th
 _CODE = re.compile(  # styles
     r"(?i)(?:source|html)?[ -]?code(?:char|block)?|verbatim(?:char)?|(?:html)?preformatted(?:text)?"
 )
+_READ = {"alt", "descr", "title"}
 _CHART = re.compile(r"word/(?:charts/chart|diagrams/data)\d*\.xml")
 
 
@@ -52,7 +53,7 @@ def _part(xml: bytes, _: str, bilingual: bool) -> Document:
     line_break = f"<{reader.prefix}r><{reader.prefix}br/></{reader.prefix}r>"
     below = f"{line_break}{{}}".format if bilingual else None
     markup = Markup(partial(_written, reader.prefix), parts, below=below)
-    return in_markup(xml, lambda _: reader.paragraphs, markup)
+    return in_markup(xml, reader.paragraphs_in, markup, hidden=reader.attributes)
 
 
 def _written(prefix: str, words: str) -> str:
@@ -78,38 +79,58 @@ def _mark_of(code: str) -> str:
     return _PROSE.get(name, "")
 
 
+_Parts = Iterator["Event | _Parts"]  # of a paragraph
+
+
 class _PartReader:
     """Reads the paragraphs of a part. The names of Word's own namespace, which is the root's, are without it."""
 
     def __init__(self, source: str):
         self.source = source
-        tree = xml_tree(source)
-        root = tree.children[0]
+        root = xml_tree(source).children[0]
         self.prefix = "".join(re.findall(r"\A<([\w.-]+:)", source[root.start : root.inner]))
         namespace = f"{root.name.rpartition(' ')[0]} "
         self.begins = defaultdict[str, list[int]](list)  # of elements, by their names
+        self.attributes = list[Passage]()  # that describe pictures
         for element in root.iter():
             element.name = element.name.removeprefix(namespace)
             self.begins[element.name].append(element.start)
+            if element.name.rpartition(" ")[2] in ("docPr", "shape"):
+                self.attributes += attributes_in(source, (element.start, element.inner), _READ)
+        self.root = root
         self.paragraphs = list[Paragraph]()
         self.fields = list[_Field]()
-        self.read(tree)
 
-    def read(self, element: Element) -> None:
-        """Read the paragraphs in an element."""
-        for child in element.children:
-            if child.name == "p":
-                self._read_paragraph(child)
-            elif self._has(child, "p"):
-                self.read(child)
+    def paragraphs_in(self, source: str) -> list[Paragraph]:
+        """The paragraphs. source: with other attributes in the same places"""
+        self.source = source
+        self._read_paragraphs(self.root)
+        return self.paragraphs
+
+    def _read_paragraphs(self, element: Element) -> None:
+        waiting = [element]
+        while waiting:
+            each = waiting.pop()
+            if each.name == "p":
+                self._read_paragraph(each)
+            elif self._has(each, "p"):
+                waiting += reversed(each.children)
 
     def _read_paragraph(self, element: Element) -> None:
         if _is_code(element):
             return
-        here = list[Event]()
         for field in self.fields:  # the rest of those that began in another paragraph
             field.place = Event("anchor", element.inner, element.inner)
-        self._read_all(here, element.children)
+        here = list[Event]()
+        waiting = [self._read_all(element.children)]  # readers, each of what is in the one before
+        while waiting:
+            part = next(waiting[-1], None)
+            if part is None:
+                waiting.pop()
+            elif isinstance(part, Event):
+                here.append(part)
+            else:
+                waiting.append(part)
         self.paragraphs += paragraphs_of(self.source, here)
 
     def _has(self, element: Element, name: str) -> bool:
@@ -121,19 +142,19 @@ class _PartReader:
     def _is_shown(self) -> bool:
         return all(field.is_prose for field in self.fields)
 
-    def _read_all(self, here: list[Event], elements: Sequence[Element]) -> None:
+    def _read_all(self, elements: Sequence[Element]) -> _Parts:
         for is_code, group in groupby(elements, lambda each: each.name == "r" and _is_code(each)):
             some = [*group]
             if is_code and not self.fields:
-                here.append(Event("anchor", some[0].start, some[-1].stop, STAND_IN))
+                yield Event("anchor", some[0].start, some[-1].stop, STAND_IN)
                 continue
             for element in some:
                 if element.name == "r":
-                    self._read_run(here, element)
+                    yield self._read_run(element)
                 elif not _PROPERTIES.fullmatch(element.name):
-                    self._read(here, element, Event("anchor", element.start, element.stop))
+                    yield self._read(element, Event("anchor", element.start, element.stop))
 
-    def _read_run(self, here: list[Event], element: Element) -> None:
+    def _read_run(self, element: Element) -> _Parts:
         """Read a run, as if each thing in it had one of its own."""
         parts = [child for child in element.children if child.name != "rPr"]
         head = self.source[element.start : element.inner]
@@ -149,35 +170,33 @@ class _PartReader:
                 place = place._replace(start=element.start, before=None)
             if part is parts[-1]:
                 place = place._replace(stop=element.stop, after=None)
-            self._read(here, part, place, run)
+            yield self._read(part, place, run)
 
-    def _read(
-        self, here: list[Event], element: Element, place: Event, run: Run | None = None
-    ) -> None:
+    def _read(self, element: Element, place: Event, run: Run | None = None) -> _Parts:
         """Read what is in a run or a paragraph. place: its own, with its run if it is the only thing there"""
         name = element.name
         edge = _RANGE.fullmatch(name)
         if name in ("fldChar", "instrText"):
-            self._read_field(here, element, place)
+            yield self._read_field(element, place)
         elif not self._is_shown():
-            self._read_all(here, element.children)
+            yield self._read_all(element.children)
         elif edge:
             kind = {"Start": "open", "End": "close"}[edge[2]]
             of = f"{edge[1]} {attribute(element, 'id')}"
-            here.append(place._replace(kind=kind, name=of, mark="range"))
+            yield place._replace(kind=kind, name=of, mark="range")
         elif name in ("t", "ruby"):
-            here.append(self._text(element, place, run))
+            yield self._text(element, place, run)
         elif name in _SHOWN:
-            here.append(place._replace(kind="break", words=_SHOWN[name]))
+            yield place._replace(kind="break", words=_SHOWN[name])
         elif self._has(element, "p") and name not in _WRAPPERS:
-            here.append(place._replace(kind="hole"))
-            self.read(element)
+            yield place._replace(kind="hole")
+            self._read_paragraphs(element)
         elif not run and self._mark(element):
-            self._read_element(here, element)
+            yield self._read_element(element)
         elif name == "fldSimple" and self._has(element, "t"):
-            here.append(place._replace(words=STAND_IN))
+            yield place._replace(words=STAND_IN)
         elif name != "softHyphen":
-            here.append(place._replace(words=_STAYS.get(name.rpartition(" ")[2], "")))
+            yield place._replace(words=_STAYS.get(name.rpartition(" ")[2], ""))
 
     def _mark(self, element: Element) -> str:
         """The kind of mark of an element whose words are the paragraph's; none for others."""
@@ -197,15 +216,15 @@ class _PartReader:
             return place._replace(words=STAND_IN)
         return place._replace(kind="text", words=unescape(raw), run=run)
 
-    def _read_element(self, here: list[Event], element: Element) -> None:
+    def _read_element(self, element: Element) -> _Parts:
         properties = [each for each in element.children if _PROPERTIES.fullmatch(each.name)]
         begin = max([element.inner, *(each.stop for each in properties)])
         name = element.name
-        here.append(Event("open", element.start, begin, name=name, mark=self._mark(element)))
-        self._read_all(here, element.children)
-        here.append(Event("close", element.end, element.stop, name=name))
+        yield Event("open", element.start, begin, name=name, mark=self._mark(element))
+        yield self._read_all(element.children)
+        yield Event("close", element.end, element.stop, name=name)
 
-    def _read_field(self, here: list[Event], element: Element, place: Event) -> None:
+    def _read_field(self, element: Element, place: Event) -> _Parts:
         """Read a field's begin, its code, where its result begins, or its end."""
         kind = attribute(element, "fldCharType")
         if kind == "begin":
@@ -223,11 +242,11 @@ class _PartReader:
         name = f"field {field.place.start}"
         whole = field.place._replace(stop=place.stop, after=place.after)
         if not field.is_prose:
-            here.append(whole._replace(words=STAND_IN if field.has_result else ""))
+            yield whole._replace(words=STAND_IN if field.has_result else "")
         elif kind == "separate":
-            here.append(whole._replace(kind="open", name=name, mark=_mark_of(field.code)))
+            yield whole._replace(kind="open", name=name, mark=_mark_of(field.code))
         else:
-            here.append(place._replace(kind="close", name=name))
+            yield place._replace(kind="close", name=name)
 
 
 def _is_code(element: Element) -> bool:
@@ -245,6 +264,4 @@ def attribute(element: Element, name: str) -> str:
 def _untranslated(files: Mapping[str, bytes]) -> str:
     """A note of what stays in a file beside its text."""
     charts = sum(_CHART.fullmatch(name) is not None for name in files)
-    pictures = len(re.findall(rb' descr="[^"]', files.get("word/document.xml", b"")))
-    counts = f"{charts} charts and diagrams, {pictures} alternative texts"
-    return f"not translated: {counts}" if charts or pictures else ""
+    return f"not translated: {charts} charts and diagrams" if charts else ""

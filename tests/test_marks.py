@@ -73,6 +73,7 @@ BREAK, TAB = "<w:r><w:br/></w:r>", "<w:r><w:tab/></w:r>"
 HYPHEN = "<w:r><w:noBreakHyphen/></w:r>"
 BOX = "<w:r><w:pict><w:p>{}</w:p></w:pict></w:r>"
 RUBY = "<w:r><w:ruby><w:rt>{}</w:rt><w:rubyBase>{}</w:rubyBase></w:ruby></w:r>"
+PICTURE = '<w:r><w:drawing><r:docPr id="1" name="a" title="" descr="{}"/></w:drawing></w:r>'
 U = "<w:u/>"
 
 WORD = [
@@ -94,6 +95,7 @@ WORD = [
     (f"{HYPHEN}{HYPERLINK.format('[a]')}", ["-a"], "A b - a", f"[A b ]{HYPHEN}[ ]{HYPERLINK.format('[a]')}"),
     (f"[a]{BOX.format('[b]')}[ c]", ["b", "a c"], None, f"[A]{BOX.format('[B]')}[ C]"),
     (RUBY.format("[かん]", "[漢]") + "[です。]", ["漢です。"], "So.", "[So.]"),
+    (f"[See ]{PICTURE.format('a &quot;dog&quot;')}[now.]", ["See now.", 'a "dog"'], None, f"[SEE ]{PICTURE.format('A &quot;DOG&quot;')}[NOW.]"),
     ("[<w:b/>:Ann][ sees.]", ["Ann sees."], "Es sieht Ann.", "[Es sieht ][<w:b/>:Ann][.]"),
 ]  # fmt: skip
 
@@ -107,6 +109,17 @@ def test_what_belongs_to_words_of_a_docx_stays_at_them(body, texts, new, written
     assert body_of(document.write(texts).data) == body_of(source)
     assert body_of(document.write([new or text.upper() for text in texts]).data) == body_of(
         docx(long(written))
+    )
+
+
+@pytest.mark.parametrize("outer", ["tbl", "sdt"])
+def test_a_text_is_read_however_deep_it_is(outer):
+    body = f"{'<w:sdt>' * 999}[Ann]{'</w:sdt>' * 999}"
+    if outer == "tbl":
+        body = f"</w:p>{'<w:tbl>' * 999}<w:p>[Ann]</w:p>{'</w:tbl>' * 999}<w:p>"
+    written = FORMATS[".docx"](docx(long(body))).write(["Eva"])
+    assert not written.problems and body_of(written.data) == body_of(
+        docx(long(body.replace("Ann", "Eva")))
     )
 
 
@@ -146,7 +159,7 @@ PAGES = [
     ("<li>one<li>a &lt; b<!-- <p>no -->c", ["one", "a < bc"], None, "<li>ONE<li>A &lt; B<!-- <p>no -->C"),
     ("<a title='a > b'>it</a><link title=x>", ["it", "a > b"], None, '<a title=\'A &gt; B\'>IT</a><link title=x>'),
     ("<pre><img alt=no></pre><img alt=b>a", ["a", "b"], None, '<pre><img alt=no></pre><img alt="B">A'),
-    ("\U000f0001<b title='a\nb'>x</b>\n\U000f0000 <b title=c\n>y</b>", ["\U000f0001x \U000f0000 y", "a\nb", "c"], None, "\U000f0001<b title='A\nB'>X</b> \U000f0000 <b title=\"C\"\n>Y</b>"),
+    ("\U000f0001<b title='a\nb'>x</b>\n\U000f0000 <b title=c\n>y</b>", ["\U000f0001x \U000f0000 y", "a\nb", "c"], None, "\U000f0001<b title='A&#10;B'>X</b> \U000f0000 <b title=\"C\"\n>Y</b>"),
     ("Soft&shy;ware <a name='a > b' href=x/>it</a>", ["Software it"], None, "SOFTWARE <a name='a > b' href=x/>IT</a>"),
 ]  # fmt: skip
 
