@@ -21,17 +21,8 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from benchmarks import causal, report
+from benchmarks import measure, report
 from benchmarks.check import all_is_well
-from benchmarks.measure import (
-    OtherWay,
-    Way,
-    decoder,
-    decoding,
-    oracle_rate,
-    take_turns,
-    widened_pair,
-)
 from benchmarks.report import Setting
 from common.errors import InputError
 from decoder import Options, load
@@ -107,30 +98,30 @@ def check(args: argparse.Namespace, parser: cli.Parser) -> None:
 
 def our_ways(
     args: argparse.Namespace, target: Any, draft: Any | None, options: Options
-) -> dict[Setting | str, Way]:
+) -> dict[Setting | str, measure.Way]:
     """Our ways to decode, the first of them plain: each drafter with each draft length."""
     drafters = args.drafter or ["model" if draft else "lookup"]
     pairs = [("", 0), *product(drafters, args.num_draft)]
     if draft and not args.drafter and "auto" in args.num_draft:  # as in main.py
         pairs.append(("both", "auto"))
-    ways: dict[Setting | str, Way] = {}
+    ways: dict[Setting | str, measure.Way] = {}
     for batch_size in args.batch_size:
         for drafter, num_draft in pairs:
             draft_model = draft if drafter in ("model", "both") else None
             settings = replace(options, num_draft=num_draft, lookup=drafter in ("lookup", "both"))
-            way = decoding(target, draft_model, batch_size, **vars(settings))
+            way = measure.decoding(target, draft_model, batch_size, **vars(settings))
             ways[Setting(drafter, num_draft, batch_size)] = way
     return ways
 
 
 def their_ways(
     args: argparse.Namespace, sizes: Sequence[str], pair: tuple[Any, Any], processes: ExitStack
-) -> dict[str, OtherWay]:
+) -> dict[str, measure.OtherWay]:
     """Name -> a way of another library to decode tokens with the widened demo pair. processes: where its own end."""
     try:
         if sizes[0] in CAUSAL_SHAPES:
             lengths = [k for k in dict.fromkeys(args.num_draft) if isinstance(k, int)]
-            return causal.ways(*pair, args.max_tokens, args.batch_size, lengths)
+            return measure.mlx_lm_ways(*pair, args.max_tokens, args.batch_size, lengths)
         from benchmarks import baselines
 
         return baselines.ways(sizes, args.max_tokens, args.batch_size, processes)
@@ -164,7 +155,7 @@ def speed(args: argparse.Namespace, processes: ExitStack) -> dict:
         note_types(target, draft)
     else:
         sizes = args.sizes or USUAL
-        target, draft = widened_pair(sizes)
+        target, draft = measure.widened_pair(sizes)
         if args.baselines:
             theirs = their_ways(args, sizes, (target, draft), processes)
     reports = {}
@@ -179,13 +170,13 @@ def compare(
     target: Any,
     draft: Any | None,
     prompts: list[Any],
-    theirs: dict[str, OtherWay],
+    theirs: dict[str, measure.OtherWay],
 ) -> dict:
     """Print one table, of our ways and theirs; return it as data."""
     options = Options(
         max_tokens=args.max_tokens, source_lang=args.source_lang, target_lang=args.target_lang
     )
-    models = decoder(target)
+    models = measure.decoder(target)
     prompt_format = models.text.prompt_format()
     tokens = {p: models.maker.row(prompt_format.prompt(p), options).prompt for p in prompts}
     facts = report.describe() | report.sizes(target, draft, tokens)
@@ -194,19 +185,19 @@ def compare(
     times = CallTimes(target, draft, tokens[prompts[0]], WIDTHS)
     ways = our_ways(args, target, draft, options)
 
-    def of_texts(way: OtherWay) -> Way:
+    def of_texts(way: measure.OtherWay) -> measure.Way:
         return lambda prompts: way([tokens[prompt] for prompt in prompts])
 
     ways |= {name: of_texts(way) for name, way in theirs.items()}
     # Theirs in whole blocks with pauses, so that no program's threads spin while another's work.
     per_turn = args.per_turn or (len(prompts) if theirs else max(args.batch_size))
     settings: dict[str, Any] = dict(rounds=2, pause=1.0) if theirs else {}
-    runs = take_turns(ways, prompts, per_turn, times.measure, **settings)
+    runs = measure.take_turns(ways, prompts, per_turn, times.measure, **settings)
     costs = report.costs(times)
     if draft and args.batch_size[0] == 1:
         plain = next(iter(runs.values()))
         by_length = [times.step(drafted) for drafted in range(max(WIDTHS))]
-        costs["oracle"] = oracle_rate(plain.rows, draft, by_length)
+        costs["oracle"] = measure.oracle_rate(plain.rows, draft, by_length)
     return facts | costs | report.compare(runs, costs.get("oracle"))
 
 

@@ -166,7 +166,7 @@ def answers(
     decoder: SpeculativeDecoder, known: set[str], options: Options, args
 ) -> Iterator[Response]:
     """Decode the prompts of the file that are not known, each once."""
-    name = args.prompt_file
+    name: str = args.prompt_file
 
     def prepare(content: Content) -> Content | None:
         """A prompt as a memory has it; None if it is known."""
@@ -183,7 +183,7 @@ def answers(
         reporter.note(f"{name}, line {line}: {reason}")
 
     prompts = PromptFile(name, report, prepare=prepare)
-    with progress(name, 0, False) as show:
+    with progress(None, 0, False) as show:
         for _, response in prompts.answers(decoder, args.batch_size, options):
             yield response
             show(prompts.lines)

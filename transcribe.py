@@ -139,15 +139,14 @@ def sounds_and_names(args: argparse.Namespace, output: Output) -> list[tuple[str
 
 def main() -> None:
     args = parse_args()
-    reference = ""
-    if args.reference:  # a byte that is not UTF-8 costs a draft
-        reference = args.reference.read_text(encoding="utf-8-sig", errors="replace")
     has_probs = args.output_format in ("json", "all")
     layout = Layout(**_given(args, Layout))
     given = _given(args, TranscribeOptions) | {"no_speech_probs": has_probs}
     if layout.makes_cues:
         given["word_timestamps"] = True
-    options = TranscribeOptions(**given, reference=parse(reference))
+    if args.reference:  # a byte that is not UTF-8 costs a draft
+        given["reference"] = parse(args.reference.read_text(encoding="utf-8-sig", errors="replace"))
+    options = TranscribeOptions(**given)
     output = Output(args.output_format, args.output_dir, layout, args.force, args.resume)
     sounds = sounds_and_names(args, output)
     if not sounds:

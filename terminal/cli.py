@@ -69,6 +69,26 @@ def write(text: str, end: str = "\n", file: TextIO | None = None) -> None:
         print(text, end=end, file=file, flush=True)
 
 
+class InOrder:
+    """Writes texts in the order of their numbers, the first unfinished one as it grows. `reached`: how many are written."""
+
+    def __init__(self, write: Callable[[str], object]):
+        self._write = write
+        self.reached = 0
+        self._waiting: dict[int, tuple[str, bool]] = {}
+
+    def put(self, number: int, text: str, finished: bool = True) -> None:
+        """Add to a text."""
+        before, _ = self._waiting.get(number, ("", False))
+        self._waiting[number] = before + text, finished
+        while self.reached in self._waiting:
+            text, finished = self._waiting.pop(self.reached)
+            self._write(text)
+            if not finished:
+                return
+            self.reached += 1
+
+
 def note(line: str) -> None:
     """Print a line on stderr: a command's `reporter.note`."""
     write(one_line(line), file=sys.stderr)

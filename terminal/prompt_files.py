@@ -200,26 +200,6 @@ class Arriving:
         self._ended = not data
 
 
-class InOrder:
-    """Writes texts in the order of their numbers, the first unfinished one as it grows. `reached`: how many are written."""
-
-    def __init__(self, write: Callable[[str], object]):
-        self._write = write
-        self.reached = 0
-        self._waiting: dict[int, tuple[str, bool]] = {}
-
-    def put(self, number: int, text: str, finished: bool = True) -> None:
-        """Add to a text."""
-        before, _ = self._waiting.get(number, ("", False))
-        self._waiting[number] = before + text, finished
-        while self.reached in self._waiting:
-            text, finished = self._waiting.pop(self.reached)
-            self._write(text)
-            if not finished:
-                return
-            self.reached += 1
-
-
 @dataclass(frozen=True)
 class FileTask:
     """A prompt file and where its outputs go."""
@@ -236,7 +216,7 @@ class FileTask:
         output by its number. It writes them in their order, and at once to a journal."""
         path = self.output
         if path is None:
-            yield set(), InOrder(functools.partial(cli.write, end="")).put
+            yield set(), cli.InOrder(functools.partial(cli.write, end="")).put
             return
         with closing(Journal(path, self.key, self.force)) as journal:
             outputs: dict[int, str] = dict(journal.entries)
@@ -248,7 +228,7 @@ class FileTask:
             sampled = Counter(number // samples for number in outputs)
             done = {line for line, answers in sampled.items() if answers == samples}
             with naming_file(path, path), open(path, "w", encoding="utf-8") as file:
-                in_order = InOrder(functools.partial(print, end="", file=file, flush=True))
+                in_order = cli.InOrder(functools.partial(print, end="", file=file, flush=True))
                 for number, text in outputs.items():
                     if number // samples in done:
                         in_order.put(number, text)

@@ -33,7 +33,6 @@ from speech.transcriber import Transcriber
 from terminal import cli
 from terminal.display import Summary
 from terminal.models import Models, learning_draft, note_types
-from terminal.prompt_files import InOrder
 from text import cues
 
 WINDOW_SECONDS = 28  # about what a window's text covers
@@ -69,7 +68,7 @@ class AudioFiles:
         self._opened = 0
         self._done = [0.0] * len(self.sounds)  # seconds
         self._several = len(self.sounds) > 1 and not self.output.folder
-        self._lines = InOrder(partial(cli.write, end=""))
+        self._lines = cli.InOrder(partial(cli.write, end=""))
         if self._several and self.output.format == "vtt":  # one header for all
             cli.write("WEBVTT\n\n", end="")
         model = stamp(find(self.transcriber.name)) if self.output.folder else ""

@@ -197,7 +197,7 @@ def test_processes_of_baselines_have_ended_before_python_does(demo_pair, monkeyp
         used.extend(multiprocessing.active_children())
         return {}
 
-    monkeypatch.setattr(benchmark, "widened_pair", lambda sizes: demo_pair[::2])
+    monkeypatch.setattr(measure, "widened_pair", lambda sizes: demo_pair[::2])
     monkeypatch.setattr(benchmark, "compare", compare)
     result = programs.call("--baselines", cwd=tmp_path, script="benchmark.py")
     assert result.returncode == 0 and result.stderr == ""
@@ -206,7 +206,7 @@ def test_processes_of_baselines_have_ended_before_python_does(demo_pair, monkeyp
 
 def test_what_baselines_lack_is_named(demo_pair, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "mlx_lm.generate", None)
-    monkeypatch.setattr(benchmark, "widened_pair", lambda sizes: demo_pair[::2])
+    monkeypatch.setattr(measure, "widened_pair", lambda sizes: demo_pair[::2])
     arguments = "--baselines --sizes llama-demo llama-demo".split()
     result = programs.call(*arguments, cwd=tmp_path, script="benchmark.py")
     assert result.stderr.startswith("benchmark.py: --baselines needs mlx_lm.generate: pip install")
