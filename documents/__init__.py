@@ -8,8 +8,10 @@ import own_modules  # noqa: F401 (before all others: see there)
 
 # isort: split
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from common.errors import InputError, first_line
 from documents import gettext, html, markdown, subtitles, word
@@ -28,7 +30,7 @@ _PARSERS: dict[Callable[[bytes], Document], str] = {
 }
 FORMATS = {ending: parse for parse, endings in _PARSERS.items() for ending in endings.split()}
 # Formats that declare their encoding, and what is done with a character that it lacks
-_DECLARE = dict.fromkeys((html.parse, html.parse_xhtml), "xmlcharrefreplace")
+_DECLARE: dict[Any, str] = dict.fromkeys((html.parse, html.parse_xhtml), "xmlcharrefreplace")
 _DECLARE[gettext.parse] = "strict"
 
 # What turns other formats into one of these
@@ -44,22 +46,35 @@ _INSTEAD = {
 # Keyword arguments of `parse`, and the formats that have them
 OPTIONS = {
     "bilingual": tuple(ending for ending in FORMATS if ending not in (".po", ".pot")),
+    "change": (".docx", ".html", ".htm", ".xhtml", ".epub", ".po", ".pot"),
     "cue_by_cue": (".srt", ".vtt", ".ass", ".ssa"),
     "fuzzy": (".po", ".pot"),
 }
+_HEADED = (
+    ".md",
+    ".markdown",
+    ".mdx",
+    ".qmd",
+    ".vtt",
+    ".ass",
+    ".ssa",
+)  # whose head may name a language
 
 
-def read(path: Path, data: bytes, encoding: str | None = None, **options: bool) -> Document:
+def read(path: Path, data: bytes, encoding: str | None = None, **options: Any) -> Document:
     """The document in a file of this name. options: of `OPTIONS`, for formats that have them. InputError if it is none."""
     suffix = path.suffix.lower() or ".txt"
     if suffix in _INSTEAD:
         raise InputError(f"{path}: {_INSTEAD[suffix].format(path.name)}")
     if suffix not in FORMATS:
         raise InputError(f"{path}: not a document: they end in {', '.join(FORMATS)}")
+    change = options.get("change")
+    if change and suffix in _HEADED and not options.get("bilingual"):
+        data = change.in_head(data)
     applied = {option: on for option, on in options.items() if suffix in OPTIONS[option]}
     try:
         parse = FORMATS[suffix]
-        return decoded(partial(parse, **applied), data, encoding, _DECLARE.get(parse))
+        document = decoded(partial(parse, **applied), data, encoding, _DECLARE.get(parse))
     except ImportError:
         needed = f"{path.name} needs: pip install -r requirements-documents.txt"
         raise InputError(needed) from None
@@ -67,3 +82,6 @@ def read(path: Path, data: bytes, encoding: str | None = None, **options: bool) 
         raise
     except Exception as error:  # whatever a parser makes of a file that is none of its format
         raise InputError(f"not a {suffix} file: {first_line(error)}") from error
+    if suffix in (*OPTIONS["change"], *_HEADED):
+        return replace(document, for_change=partial(read, path, data, encoding, **options))
+    return document

@@ -21,13 +21,14 @@ _POLL = 0.2  # seconds between two calls of `check`
 
 
 def read_apart(
-    path: Path, data: bytes, check: Callable[[], object], language: str | None = None
+    path: Path, data: bytes, check: Callable[[], object], change: Any = None
 ) -> Document:
-    """As `documents.read`, within the limits, as later `write`. check: called meanwhile; what it raises gives it up"""
-    ask = partial(_call, check, path, data, language)
-    passages, strict, has_languages = ask()
-    for_language = partial(read_apart, path, data, check) if has_languages else None
-    return Document(passages, ask, strict, for_language=for_language)
+    """As `documents.read`, within the limits, as later `write`. check: called meanwhile; what it raises gives it up. change:
+    a `LanguageChange`"""
+    ask = partial(_call, check, path, data, change)
+    passages, strict, may_change = ask()
+    for_change = partial(read_apart, path, data, check) if may_change else None
+    return Document(passages, ask, strict, for_change=for_change)
 
 
 def _call(check: Callable[[], object], *arguments: Any) -> Any:
@@ -57,13 +58,11 @@ def _call(check: Callable[[], object], *arguments: Any) -> Any:
     return result
 
 
-def _answer(path: Path, data: bytes, language: str | None, texts: Any = None, targets: Any = None):
-    """A document's passages, strictness and whether they change with the language or, with texts, it written."""
-    document = read(path, data)
-    if language and document.for_language:
-        document = document.for_language(language)
+def _answer(path: Path, data: bytes, change: Any, texts: Any = None, targets: Any = None) -> Any:
+    """A document's passages, strictness and whether it changes with its language or, with texts, it written."""
+    document = read(path, data, change=change)
     if texts is None:
-        return document.passages, document.strict, document.for_language is not None
+        return document.passages, document.strict, document.for_change is not None
     return document.write(texts, targets)
 
 

@@ -61,7 +61,7 @@ class Document:
     write: Callable[..., Written]
     strict: bool = False  # a passage whose translation lost a placeholder stays as it is
     notes: Sequence[str] = ()  # what a reader should know of the whole document
-    for_language: "Callable[[str], Document] | None" = None  # it for a language
+    for_change: "Callable[..., Document] | None" = None  # it for a `LanguageChange`, `change`
 
 
 class Fitted(NamedTuple):
@@ -103,7 +103,7 @@ def in_text(
     names = _unused(source, (span for each in hidden for span in each.spans))
     hidden = [each for each in hidden if names.keys() >= {*each.spans}]
     edits = ((span, re.sub(r"[^\n]", names[span], source[slice(*span)])) for span in names)
-    visible = _edited(source, edits)
+    visible = edited(source, edits)
     found = [*find(visible)]
     passages = _located(source, [*found, *hidden])
     sources = [visible] * len(found) + [source] * len(hidden)
@@ -122,7 +122,7 @@ def in_text(
         values = {names[span]: source[slice(*span)] for span in names}
         values |= {names[span]: part for span, part in edits if span in names}
         others = sorted(edit for edit in edits if edit[0] not in names)
-        shown = _HIDDEN.sub(lambda run: values.get(run[1], run[0]), _edited(visible, others))
+        shown = _HIDDEN.sub(lambda run: values.get(run[1], run[0]), edited(visible, others))
         return Written(shown.encode(), plain, problems)
 
     return Document(passages, write, **fields)
@@ -182,7 +182,8 @@ def _located(source: str, passages: Iterable[Passage]) -> list[Passage]:
     return [replace(each, location=f"line {line}") for each, line in lines]
 
 
-def _edited(source: str, edits: Iterable[tuple[Span, str]]) -> str:
+def edited(source: str, edits: Iterable[tuple[Span, str]]) -> str:
+    """A source with new texts for some of its spans, in their order."""
     parts = list[str]()
     end = 0
     for (start, stop), new in edits:
@@ -308,12 +309,8 @@ def decoded(
         source = data.decode(name)
     except (UnicodeError, LookupError):
         raise InputError(f"not {name} text; say its encoding with --encoding") from None
+    document = parse(source.encode())
     notes = [f"read as {name}; --encoding changes that"] if is_guess else []
-    return _encoded(parse(source.encode()), name, lacking, notes)
-
-
-def _encoded(document: Document, name: str, lacking: str | None, notes: list[str]) -> Document:
-    """A document in UTF-8 as one that is written in an encoding, with more notes."""
 
     def write(texts: Texts, targets: AllTargets = None) -> Written:
         new = document.write(texts, targets)
@@ -326,16 +323,7 @@ def _encoded(document: Document, name: str, lacking: str | None, notes: list[str
             data = _DECLARED.sub(rb"\1UTF-8", data, 1)
         return replace(new, data=data, notes=[*new.notes, note])
 
-    def for_language(language: str) -> Document:
-        assert document.for_language
-        return _encoded(document.for_language(language), name, lacking, notes)
-
-    return replace(
-        document,
-        write=write,
-        notes=[*notes, *document.notes],
-        for_language=document.for_language and for_language,
-    )
+    return replace(document, write=write, notes=[*notes, *document.notes])
 
 
 def _encoding(data: bytes, given: str | None, is_declared: bool) -> tuple[str, bool]:

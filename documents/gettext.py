@@ -10,6 +10,7 @@ from gettext import c2py
 
 from common.errors import InputError
 from documents.document import Document, Fitted, Passage, Span, in_text, newline_of
+from documents.language import LanguageChange
 from documents.sentences import changed, keep_pattern
 
 _STRING = r'[ \t]*("[^\r\n]*"(?:\s*+"[^\r\n]*")*+)'
@@ -52,18 +53,18 @@ class _Message(Passage):
     others: tuple[str, ...] = ()
 
 
-def parse(data: bytes, fuzzy: bool = True, language: str | None = None) -> Document:
-    """fuzzy: mark what is written. language: the translations'; it completes the head and plural forms."""
-    find = partial(_messages, fuzzy=fuzzy, language=language)
-    return in_text(data, find, _fit, strict=True, for_language=partial(parse, data, fuzzy))
+def parse(data: bytes, fuzzy: bool = True, change: LanguageChange | None = None) -> Document:
+    """fuzzy: mark what is written. change: its target completes the head and plural forms."""
+    find = partial(_messages, fuzzy=fuzzy, change=change)
+    return in_text(data, find, _fit, strict=True)
 
 
-def _messages(source: str, fuzzy: bool, language: str | None) -> Iterator[Passage]:
+def _messages(source: str, fuzzy: bool, change: LanguageChange | None) -> Iterator[Passage]:
     newline = newline_of(source)
     entries = [*_ENTRY.finditer(source)]
     if not entries:
         raise InputError("not a .po file: it has no messages")
-    head, forms = _head(source, entries[0], language)
+    head, forms = _head(source, entries[0], change)
     after = 0
     for entry in entries:
         # Behind a message that is obsolete
@@ -101,14 +102,16 @@ def _fit(source: str, passage: Passage, text: str, _: object) -> Fitted:
     return Fitted([passage.before + _quoted(text, newline_of(source)), *passage.others])
 
 
-def _head(source: str, entry: re.Match, language: str | None) -> tuple[Edits, Forms | None]:
+def _head(
+    source: str, entry: re.Match, change: LanguageChange | None
+) -> tuple[Edits, Forms | None]:
     """The edits that complete the head, and the plural forms: their number, and which one a count takes."""
     given = {"charset": "UTF-8"}
-    if language:
+    if change:
         from babel import UnknownLocaleError
         from babel.messages.plurals import get_plural
 
-        tag = language.replace("-", "_")
+        tag = change.target.replace("-", "_")
         given["language"] = f" {tag}"
         with suppress(UnknownLocaleError, ValueError):
             given["forms"] = " nplurals={}; plural={};".format(*get_plural(tag))

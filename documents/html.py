@@ -6,13 +6,15 @@ from dataclasses import replace
 from functools import partial
 from html import escape
 from posixpath import dirname, join, normpath
+from typing import Any
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
 from common.errors import InputError
-from documents.document import Document, Passage, as_text, decoded
+from documents.document import Document, Passage, Span, as_text, decoded, edited, in_text
 from documents.inline import STAND_IN, Event, paragraphs_of
-from documents.markup import Markup, in_archive, in_markup
+from documents.language import LanguageChange
+from documents.markup import Markup, Parsers, in_archive, in_markup
 from documents.paragraph import Paragraph
 from documents.sentences import ADDRESS
 from documents.tags import (
@@ -22,8 +24,10 @@ from documents.tags import (
     ends_of,
     events_of,
     html_tokens,
+    with_values,
     words_of,
 )
+from text.languages import direction
 
 _BLOCKS = set(  # all others are within a sentence
     "address area article aside audio base blockquote body caption center col colgroup dd details dialog dir div dl dt fieldset"
@@ -55,19 +59,21 @@ _SPACES = re.compile(f"[{_SPACE}]+")
 _PARTS = re.compile(rf"(?s:<!\[CDATA\[.*)|[{_SPACE}]+|[^{_SPACE}]+(?:[{_SPACE}]++[^{_SPACE}]++)*+")
 _READ = {"alt", "title", "aria-label", "placeholder"}
 _SINGLE = {"title", "nav", "option"}  # where no source stands beside its translation
-_CHAPTERS = {"application/xhtml+xml", "text/html", "application/x-dtbncx+xml"}
+_LANGUAGE = {False: "lang", True: "xml:lang"}  # the attribute of HTML and of XML
+_LABEL = re.compile(r"(?i)\s(?:(?:xml:)?lang|dir)\s*=")
+_DC_LANGUAGE = re.compile(r"(<dc:language\b[^>]*>\s*)([^<\s]+)")
+_SPINE = re.compile(r"""(?s)<package\b[^>]*\sversion\s*=\s*["']3.*(<spine\b[^>]*>)""")  # of EPUB 3
 _ENCRYPTED = "META-INF/encryption.xml"
 _FONT = b"http://www.idpf.org/2008/embedding", b"http://ns.adobe.com/pdf/enc#RC"  # only fonts
 
 
-def parse(data: bytes, stays: Collection[str] = (), bilingual: bool = False) -> Document:
-    """stays: names of elements that are not translated, besides HTML's"""
-    is_xml = as_text(data).lstrip("\ufeff").startswith("<?xml")
-    return _page(data, is_xml, _BLOCKS, None, stays, bilingual=bilingual)
+def parse(data: bytes, **options: Any) -> Document:
+    """options: `_page`'s"""
+    return _page(data, as_text(data).lstrip("\ufeff").startswith("<?xml"), **options)
 
 
-def parse_xhtml(data: bytes, bilingual: bool = False) -> Document:
-    return _page(data, True, _BLOCKS, None, (), bilingual=bilingual)
+def parse_xhtml(data: bytes, **options: Any) -> Document:
+    return _page(data, True, **options)
 
 
 def parse_xml(
@@ -76,28 +82,34 @@ def parse_xml(
     inline: Collection[str] = (),
     stays: Collection[str] = (),
     is_outlined: bool = True,
+    **options: Any,
 ) -> Document:
     """Text whose tags have no meaning of HTML's. splits: tags that end a sentence; inline: that do not; stays: elements that
     are not translated. is_outlined: an element is a text of its own, too, if its parent has no words beside it"""
     named, within = ({name.lower() for name in each} for each in (splits, inline))
-    return _page(data, True, named, within if is_outlined else None, stays, False)
+    return _page(data, True, stays, named, within if is_outlined else None, False, **options)
 
 
 def _page(
     data: bytes,
     is_xml: bool,
-    splits: Collection[str],
-    inline: Collection[str] | None,
-    stays: Collection[str],
+    stays: Collection[str] = (),
+    splits: Collection[str] = _BLOCKS,
+    inline: Collection[str] | None = None,
     is_html: bool = True,
     bilingual: bool = False,
+    change: LanguageChange | None = None,
 ) -> Document:
+    """stays: names of elements that are not translated, besides HTML's"""
     staying = {name.lower(): STAND_IN for name in stays} | (_STAYS if is_html else {})
     reader = _PageReader(as_text(data), is_xml, staying, is_html)
+    if change and not bilingual:
+        data = reader.in_language(change).encode()
+        reader = _PageReader(as_text(data), is_xml, staying, is_html)
     outlined = set() if inline is None else reader.outlined(inline)
     find = partial(reader.paragraphs, reader.named(splits) | outlined)
     parts = partial(events_of, is_xml, _CHECKED, ("rt", "rp"))
-    below = "<br/>{}".format if bilingual else None
+    below = partial(_below, is_xml, change) if bilingual else None
     markup = Markup(partial(escape, quote=False), parts, below=below)
     return in_markup(data, find, markup, hidden=reader.attributes)
 
@@ -106,28 +118,56 @@ def _shown(raw: str) -> str:
     return _SPACES.sub(" ", words_of(raw)).replace("\xad", "")
 
 
-def parse_epub(data: bytes, bilingual: bool = False) -> Document:
-    return in_archive(data, _chapters, partial(_chapter, bilingual=bilingual))
+def _below(is_xml: bool, change: LanguageChange | None, raw: str) -> str:
+    """A translation that stands behind its source."""
+    if change is None:
+        return f"<br/>{raw}"
+    new = _PageReader(raw, is_xml, _STAYS, True).in_language(change)
+    return f"<br/>{change.in_tag('<span>', _LANGUAGE[is_xml])}{new}</span>"
 
 
-def _chapters(files: Mapping[str, bytes]) -> set[str]:
-    """The texts and the table of contents, which the package lists."""
+def parse_epub(data: bytes, **options: Any) -> Document:
+    return in_archive(data, partial(_parsers, options))
+
+
+def _parsers(options: Mapping[str, Any], files: Mapping[str, bytes]) -> Parsers:
+    """Those of the texts and the table of contents, which the package lists, and of the package."""
     encrypted = files.get(_ENCRYPTED, b"")
     if encrypted.count(b"<EncryptionMethod") > sum(map(encrypted.count, _FONT)):
         raise InputError("this book is encrypted (DRM)")
-    names = set[str]()
+    parsers = Parsers()
     for package in (name for name in files if name.endswith(".opf")):
         for item in ElementTree.fromstring(files[package]).iter():
-            if item.get("media-type") in _CHAPTERS:
+            parse = _CHAPTERS.get(item.get("media-type", ""))
+            if parse:
+                parse = partial(parse, **options)
                 path = join(dirname(package), unquote(item.get("href", "")))
-                names.add(normpath(path))
-    return names
+                parsers[normpath(path)] = partial(decoded, parse, lacking="xmlcharrefreplace")
+                parsers[package] = partial(decoded, partial(_package, **options))
+    return parsers
 
 
-def _chapter(data: bytes, name: str, bilingual: bool) -> Document:
-    if b"<ncx" in data[:2000] or name.endswith(".ncx"):
-        return decoded(partial(parse_xml, stays=["docauthor"]), data, lacking="xmlcharrefreplace")
-    return decoded(partial(parse_xhtml, bilingual=bilingual), data, lacking="xmlcharrefreplace")
+def _ncx(data: bytes, bilingual: bool = False, **options: Any) -> Document:
+    return parse_xml(data, stays=["docauthor"], **options)
+
+
+_CHAPTERS = dict.fromkeys(("application/xhtml+xml", "text/html"), parse_xhtml)
+_CHAPTERS["application/x-dtbncx+xml"] = _ncx
+
+
+def _package(
+    data: bytes, bilingual: bool = False, change: LanguageChange | None = None
+) -> Document:
+    """A book's package, which has no texts but names the language."""
+    source = as_text(data)
+    named = _DC_LANGUAGE.search(source)
+    if named and change and not bilingual:
+        source = _DC_LANGUAGE.sub(rf"\g<1>{change.new(named[2])}", source, 1)
+        spine = _SPINE.search(source)
+        if spine and direction(change.source) != direction(change.target):
+            values = {"page-progression-direction": direction(change.target)}
+            source = source.replace(spine[1], with_values(spine[1], values))
+    return in_text(source.encode(), lambda _: ())
 
 
 class _PageReader:
@@ -136,11 +176,13 @@ class _PageReader:
     def __init__(self, source: str, is_xml: bool, stays: Mapping[str, str], is_html: bool):
         self.source = source
         self.is_html = is_html
+        self.added = {"html": _LANGUAGE[is_xml]}  # names of elements, and what should name theirs
         self.stays = stays
         self.tokens = [*html_tokens(source, is_xml)]
         self.ends = ends_of(self.tokens)
         self.wholes = dict[int, Event]()  # by the number of their first tag
         self.attributes = list[Passage]()  # that are read
+        self.labels = list[Token]()  # tags that name a language or its direction, or should
         self._find_wholes()
 
     def named(self, names: Collection[str]) -> set[int]:
@@ -202,8 +244,20 @@ class _PageReader:
             if whole:
                 self.wholes[number] = whole
                 after = last + 1
-            elif self.is_html and token.name != "link":  # whose title is a name
+                continue
+            if self.is_html and token.name != "link":  # whose title is a name
                 self.attributes += attributes_in(self.source, token[1:3], _READ)
+            if token.name == "html" or _LABEL.search(self.source, token.start, token.stop):
+                self.labels.append(token)
+
+    def in_language(self, change: LanguageChange) -> str:
+        """The page, whose elements name another language. Those that stay as they are keep theirs."""
+        edits = list[tuple[Span, str]]()
+        for token in self.labels:
+            raw = self.source[token.start : token.stop]
+            new = change.in_tag(raw, self.added.get(token.name, ""))
+            edits.append(((token.start, token.stop), new))
+        return edited(self.source, edits)
 
     def _as_a_whole(self, first: int, last: int) -> Event | None:
         token = self.tokens[first]

@@ -1,7 +1,7 @@
 """Documents of paragraphs with marks, alone or in archives."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
@@ -20,6 +20,7 @@ _ONCE = re.compile(  # names in tags, notes and bookmarks
     r"""\s(?:xml:)?(?:id|name)\s*=\s*(?:"[^"]*"|'[^']*'|[^\s<>]+)(?=[^<>]*>)"""
     r"|<[\w.-]+:(?:footnote|endnote|annotation|comment|bookmark)\w+\b[^<>]*>"
 )
+Parsers = dict[str, Callable[[bytes], Document]]  # of the files with text in an archive
 MAX_UNPACKED = 1 << 29  # bytes of an archive
 
 
@@ -128,24 +129,22 @@ def _kept(source: str, paragraph: Paragraph) -> Mapping[str, str]:
 
 def in_archive(
     data: bytes,
-    parts_of: Callable[[Mapping[str, bytes]], Collection[str]],
-    parse: Callable[[bytes, str], Document],
+    parsers_of: Callable[[Mapping[str, bytes]], Parsers],
     note_of: Callable[[Mapping[str, bytes]], str] = lambda files: "",
 ) -> Document:
-    """The document in a zip archive. parts_of: the names of the files with text. parse: reads one of them, of this name.
-    note_of: what a reader should know of all files"""
+    """The document in a zip archive. note_of: what a reader should know of all files"""
     with ZipFile(BytesIO(data)) as archive:
         if sum(file.file_size for file in archive.infolist()) > MAX_UNPACKED:
             raise InputError(f"it unpacks to more than {MAX_UNPACKED >> 20} MB")
         files = archive.infolist()
         contents = {file.filename: archive.read(file) for file in files}
-    names = parts_of(contents)
-    if not names:
+    parsers = parsers_of(contents)
+    if not parsers:
         raise InputError("there is no text in it")
     parts = dict[str, Document]()
-    for name in filter(names.__contains__, contents):
+    for name in filter(parsers.__contains__, contents):
         with errors_name(Path(name.rpartition("/")[2])):
-            parts[name] = parse(contents[name], name)
+            parts[name] = parsers[name](contents[name])
     note = note_of(contents)
 
     def assemble(written: Sequence[bytes]) -> bytes:

@@ -80,6 +80,18 @@ def attributes_of(tag: str) -> dict[str, str]:
     return {name.lower(): unescape(value.strip("\"'")) for name, value in reversed(found)}
 
 
+def with_values(tag: str, values: Mapping[str, str]) -> str:
+    """A tag whose attributes of these names have these values; those that it lacks come first."""
+    for name, value in values.items():
+        head, *attributes = _ATTRIBUTE.finditer(tag)
+        old = next((each for each in attributes if each[1].lower() == name.lower()), None)
+        if old:
+            tag = f'{tag[: old.start()]}{name}="{value}"{tag[old.end() :]}'
+        else:
+            tag = f'{tag[: head.end()]} {name}="{value}"{tag[head.end() :]}'
+    return tag
+
+
 def attributes_in(source: str, tag: Span, names: Collection[str]) -> Iterator[Passage]:
     """The values of a tag's attributes of these names, without the quotes around them."""
     for match in _ATTRIBUTE.finditer(source, *tag):

@@ -4,7 +4,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from common.files import Journal
 from common.reporting import reporter
 from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder
 from documents.document import Document, Passage, Targets, spread
+from documents.language import LanguageChange
 from documents.marks import Align, Sentence, targets_of
 from documents.sentences import (
     between,
@@ -30,7 +31,7 @@ from speculative.driver import Task, Work, result_of
 from speculative.row import Row, respond
 from speculative.sampling import RowSeeds
 from text.alignment import Aligner
-from text.languages import short
+from text.languages import bcp47, short, tag_of
 from text.memory import Memory, MemoryFile, Pair
 from text.text_side import Prompt
 
@@ -137,8 +138,9 @@ class Translator:
 
     def steps(self, document: Document, journal: Journal | None = None) -> Task:
         """Translate a document, wherever its sentences are decoded; `finish` gets their rows. journal: gets their texts"""
-        if document.for_language and self.target_lang:
-            document = document.for_language(short(self.target_lang))
+        if document.for_change and self.target_lang and tag_of(self.target_lang):
+            change = LanguageChange(self.source_lang, bcp47(self.target_lang))
+            document = replace(document.for_change(change=change), strict=document.strict)
         if journal:
             self.texts |= dict(each for each in journal.entries if isinstance(each, list))
         passages = document.passages

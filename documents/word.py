@@ -8,16 +8,34 @@ from dataclasses import dataclass
 from functools import partial
 from html import unescape
 from itertools import groupby
+from typing import Any
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from documents.document import Document, Passage, as_text
 from documents.inline import STAND_IN, Event, paragraphs_of
-from documents.markup import Markup, in_archive, in_markup
+from documents.language import LanguageChange
+from documents.markup import Markup, Parsers, in_archive, in_markup
 from documents.paragraph import Paragraph, Run
-from documents.tags import Element, attributes_in, events_of, xml_tree
+from documents.tags import (
+    Element,
+    attributes_in,
+    attributes_of,
+    events_of,
+    with_values,
+    xml_tree,
+)
+from text.languages import direction, script_of
 
-_PARTS = re.compile(r".*\.(?:main|header|footer|footnotes|endnotes|comments)\+xml")  # content types
+_PARTS = re.compile(  # content types
+    r".*\.(?:main|header|footer|footnotes|endnotes|comments|styles|settings)\+xml"
+)
+_LANGUAGE = re.compile(r"<([\w.-]+:)(?:lang|themeFontLang)\b[^>]*>")
+# The attribute that names the language of text in a script, besides `val`
+_COMPLEX = "Arab Beng Deva Gujr Guru Hebr Khmr Knda Laoo Mlym Mymr Nkoo Orya Sinh Syrc Taml Telu Thaa Thai Tibt"
+_SCRIPTS = dict.fromkeys(_COMPLEX.split(), "bidi")
+_SCRIPTS |= dict.fromkeys(("Hans", "Hant", "Jpan", "Kore"), "eastAsia")
+_FROM_RIGHT = re.compile(r"<[\w.-]+:(?:bidi|rtl|bidiVisual)\b[^>]*>")
 _UNSEEN = re.compile(  # in a look
     r"<(?:[\w.-]+:)?(?:lang|noProof)\b[^>]*>|<(?:[\w.-]+:)?rPrChange\b.*", re.DOTALL
 )
@@ -35,25 +53,49 @@ _READ = {"alt", "descr", "title"}
 _CHART = re.compile(r"word/(?:charts/chart|diagrams/data)\d*\.xml")
 
 
-def parse(data: bytes, bilingual: bool = False) -> Document:
-    return in_archive(data, _parts, partial(_part, bilingual=bilingual), _untranslated)
+def parse(data: bytes, **options: Any) -> Document:
+    return in_archive(data, partial(_parsers, options), _untranslated)
 
 
-def _parts(files: Mapping[str, bytes]) -> set[str]:
+def _parsers(options: Mapping[str, Any], files: Mapping[str, bytes]) -> Parsers:
     types = ElementTree.fromstring(files["[Content_Types].xml"])
     shown = (each for each in types if _PARTS.fullmatch(each.get("ContentType", "")))
-    return {each.get("PartName", "")[1:] for each in shown}
+    return {each.get("PartName", "")[1:]: partial(_part, **options) for each in shown}
 
 
-def _part(xml: bytes, _: str, bilingual: bool) -> Document:
+def _part(xml: bytes, bilingual: bool = False, change: LanguageChange | None = None) -> Document:
+    if change and not bilingual:
+        xml = _in_language(change, as_text(xml)).encode()
     reader = _PartReader(as_text(xml))
     run, text, look, ruby = (f"{reader.prefix.lower()}{name}" for name in ("r", "t", "rpr", "ruby"))
     marks = dict.fromkeys((run, text, ""), "run")  # may be split and joined; comments may be lost
     parts = partial(events_of, True, marks, (look, ruby), shown=text)
     line_break = f"<{reader.prefix}r><{reader.prefix}br/></{reader.prefix}r>"
-    below = f"{line_break}{{}}".format if bilingual else None
-    markup = Markup(partial(_written, reader.prefix), parts, below=below)
+
+    def below(raw: str) -> str:
+        return line_break + (_in_language(change, raw) if change else raw)
+
+    written = partial(_written, reader.prefix)
+    markup = Markup(written, parts, below=below if bilingual else None)
     return in_markup(xml, reader.paragraphs_in, markup, hidden=reader.attributes)
+
+
+def _in_language(change: LanguageChange, source: str) -> str:
+    """A part that names the target's language as its default and where it named the source's."""
+    old, new = (_SCRIPTS.get(script_of(each), "val") for each in (change.source, change.target))
+    defaults = source.rfind("docDefaults>")  # where these end, if they are here
+
+    def named(match: re.Match) -> str:
+        had = attributes_of(match[0])
+        is_own = change.is_source(had.get(f"{match[1]}{old}".lower(), ""))
+        if not is_own and match.start() > defaults:
+            return match[0]
+        name = f"{match[1]}{new}"
+        return with_values(match[0], {name: change.new(had.get(name.lower(), ""))})
+
+    if direction(change.source) == "rtl" != direction(change.target):
+        source = _FROM_RIGHT.sub("", source)
+    return _LANGUAGE.sub(named, source)
 
 
 def _written(prefix: str, words: str) -> str:

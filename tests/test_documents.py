@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from common.errors import InputError
 from documents import FORMATS, gettext, read
 from documents.document import Passage, by_length, decoded
+from documents.language import LanguageChange
 from documents.sentences import changed, edges, keep_pattern, masked, sentences, translatable
 
 WRAPPED = "An old king sees a door that is red, and\nhis old dog sees it too."
@@ -72,7 +73,8 @@ PLURAL = '#. a , fuzzy comment\nmsgid "One file, fuzzy"\nmsgid_plural "%d files"
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 def test_a_new_po_gets_its_languages_plural_forms(language, forms, texts, newline):
     source = f'{HEAD}{PLURAL}msgstr[0] ""\nmsgstr[1] ""\n'.replace("\n", newline)
-    document = FORMATS[".pot"](source.encode()).for_language(language)
+    change = LanguageChange(None, language)
+    document = read(Path("new.pot"), source.encode(), change=change)
     assert [passage.text for passage in document.passages] == texts
     assert document.write([None] * len(texts)).data == source.encode()
     written = document.write(texts).data.decode()
@@ -89,7 +91,7 @@ def test_a_new_po_gets_its_languages_plural_forms(language, forms, texts, newlin
 @pytest.mark.parametrize("charset", ["utf8", "latin1", "windows-1252", "ASCII", "no-such"])
 def test_a_po_is_written_in_its_charset_or_says_that_it_is_not(charset):
     source = f'{HEAD}msgid "door"\nmsgstr ""\n'.replace("ASCII", charset)
-    document = read(Path("a.po"), source.encode()).for_language("de")
+    document = read(Path("a.po"), source.encode()).for_change(change=LanguageChange(None, "de"))
     for text in ("Tür", "дверь"):
         data = document.write([text]).data
         is_latin = charset in ("latin1", "windows-1252") and text == "Tür"

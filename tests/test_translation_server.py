@@ -19,6 +19,7 @@ from common.errors import InputError
 from decoder import Options
 from documents import apart, html, read
 from documents.apart import read_apart
+from documents.language import LanguageChange
 from serving import translation
 from serving.engine import Engine, Refused
 from serving.gate import Gate, Limits
@@ -187,8 +188,9 @@ msgstr[0] ""
 )
 def test_a_document_read_apart_is_the_same(name, data):
     there, here = read_apart(Path(name), data, lambda: None), read(Path(name), data)
-    if here.for_language and there.for_language:
-        there, here = there.for_language("pl"), here.for_language("pl")
+    if here.for_change and there.for_change:
+        change = LanguageChange("en", "pl")
+        there, here = (each.for_change(change=change) for each in (there, here))
     assert there.passages == here.passages and there.strict == here.strict
     targets = [[((0, 1), True)] * len(passage.formatting) for passage in here.passages]
     texts = [f"{i} new" for i in range(len(here.passages))]

@@ -21,6 +21,7 @@ FILE = "languages.json"
 _NEAR, _FAR = 5, 60  # the CLDR's distances: de-AT is 4 from de, Swiss German 8, Luxembourgish 20
 _UNSPACED = ("Hans", "Hant", "Hani", "Jpan", "Thai", "Laoo", "Mymr")  # scripts
 _PLACE = re.compile(r"\{(text|source|target)\}")  # in forms of prompts
+_RIGHT_TO_LEFT = "Adlm Arab Hebr Mand Nkoo Rohg Samr Syrc Thaa".split()  # scripts
 _NAMED = ("text", "source", "target", "start")  # placeholders in source and prefix
 
 
@@ -133,16 +134,34 @@ def title(code: str) -> str:
     return f"{_name(code)} ({code})"
 
 
-def short(code: str) -> str:
-    """The tag for a file's name: de for deu_Latn, zh-Hant for zho_Hant."""
+def bcp47(code: str) -> str:
+    """The tag by which documents name a language: de for deu_Latn, zh-Hant for zho_Hant; the code itself if it is unknown."""
     tag = tag_of(code)
     if not tag:
         return code
     language = langcodes.Language.get(tag)
     if len(language.language or "") > 2:  # ar, not arb
         language = language.prefer_macrolanguage()
-    language = language.simplify_script()
+    return language.simplify_script().to_tag()
+
+
+def short(code: str) -> str:
+    """The tag without a territory, for a file's name: pt for pt-BR."""
+    if not tag_of(code):
+        return code
+    language = langcodes.Language.get(bcp47(code))
     return "-".join(filter(None, (language.language, language.script)))
+
+
+def script_of(code: str | None) -> str:
+    """The script of a language, such as Latn; empty if it is unknown."""
+    tag = tag_of(code or "")
+    return (tag and _script(tag)) or ""
+
+
+def direction(code: str | None) -> str:
+    """The value of HTML's `dir` for a language; an unknown one is written from left to right."""
+    return "rtl" if script_of(code) in _RIGHT_TO_LEFT else "ltr"
 
 
 def has_spaces(code: str) -> bool:
