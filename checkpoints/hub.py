@@ -11,7 +11,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from checkpoints.folder import ADAPTER, check_kind, is_adapter, weight_files
 from common.errors import InputError, first_line
@@ -168,37 +168,30 @@ def gb(size: float) -> str:
 
 def _fetch_blob(name: str, url: str, blob: Path, size: int) -> None:
     """Download `url` to the cache's `blob`, named by its SHA-256, resuming an earlier run's file."""
+    from huggingface_hub import errors
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    headers = build_hf_headers() | {"Accept-Encoding": "identity"}
     partial = blob.with_name(f"{blob.name}.incomplete")
     blob.parent.mkdir(parents=True, exist_ok=True)
     with open(partial, "ab+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # another process may download the same file
         if not blob.exists():
-            _resume(name, url, file, size)
+            sizes: dict[str, Any] = dict(resume_size=file.seek(0, 2), expected_size=size)
+            try:
+                http_get(url, file, headers=headers, displayed_filename=name, **sizes)
+            except errors.HfHubHTTPError:
+                raise
+            except errors.HTTPError:
+                lost = f"the connection was lost after {gb(file.seek(0, 2))} of {gb(size)}"
+                raise InputError(f"{name}: {lost}; run the same command to resume") from None
+            except OSError as error:
+                if error.errno is not None:  # None: the size is not the announced one
+                    raise
             file.seek(0)
             if hashlib.file_digest(file, "sha256").hexdigest() != blob.name:
                 partial.unlink()
                 raise InputError(f"{name} arrived damaged; run the same command again")
             partial.rename(blob)
     partial.unlink(missing_ok=True)
-
-
-def _resume(name: str, url: str, file: BinaryIO, size: int) -> None:
-    from huggingface_hub import errors
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
-
-    headers = build_hf_headers() | {"Accept-Encoding": "identity"}
-    sizes: dict[str, Any] = dict(resume_size=file.seek(0, 2), expected_size=size)
-    try:
-        http_get(url, file, headers=headers, displayed_filename=name, **sizes)
-    except errors.HfHubHTTPError:
-        raise
-    except errors.HTTPError:
-        raise InputError(
-            f"{name}: the connection was lost after {gb(file.seek(0, 2))} of {gb(size)}; "
-            "run the same command to resume"
-        ) from None
-    except OSError as error:
-        if error.errno is not None:  # None: the size is not the announced one
-            raise
-    file.flush()

@@ -46,17 +46,14 @@ class Tensor:
             return
         rows, *rest = self.shape or (1,)
         strides = self.strides or tuple(prod(rest[i:]) for i in range(len(rest) + 1))
+        in_bytes = [stride * self.dtype.itemsize for stride in strides]
         step = max(1, BLOCK_BYTES // (prod(rest) * self.dtype.itemsize))
         for start in range(0, rows, step):
-            block = self._read(start * strides[0], (min(step, rows - start), *rest), strides)
+            shape = (min(step, rows - start), *rest)
+            where = self.offset + start * in_bytes[0]
+            mapped = np.memmap(self.path, self.dtype, "r", where, span(shape, strides))
+            block = np.array(as_strided(mapped, shape, in_bytes), order="C")
             yield block if self.shape else block.reshape(())
-
-    def _read(self, first: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-        """The block of this shape that begins at element `first`, copied from a map of the file."""
-        where = self.offset + first * self.dtype.itemsize
-        mapped = np.memmap(self.path, self.dtype, "r", where, span(shape, strides))
-        in_bytes = [stride * self.dtype.itemsize for stride in strides]
-        return np.array(as_strided(mapped, shape, in_bytes), order="C")
 
 
 def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:

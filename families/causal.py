@@ -238,7 +238,7 @@ class CausalModel(DecoderOnly):
         self._mask_axes = 4
         limits = [n for n in (max_positions, _clip_positions(model)) if n]
         self.config = CausalConfig(2**31 - 1, (), 0, None)  # until the model has been tried
-        self._mask_axes, self.max_rows, vocab_size = check(self)
+        self.max_rows, vocab_size = check(self)
         eos = tuple(sorted(i for i in eos_token_ids if i < vocab_size))
         # Padding never shows in a text, so it must not be a token that does.
         pads = [i for i in (pad_token_id, *eos, 0) if i is not None and i < vocab_size]

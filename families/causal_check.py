@@ -68,8 +68,8 @@ def check_cache(model: nn.Module) -> list:
     return caches
 
 
-def check(model: Any) -> tuple[int, int | None, int]:
-    """The model's number of axes in masks, of rows at a time (None: any), and of tokens in its vocabulary."""
+def check(model: Any) -> tuple[int | None, int]:
+    """The model's number of rows at a time (None: any) and of tokens in its vocabulary. Sets that of its masks' axes."""
     weights = dict(tree_flatten(model.parameters())).values()
     is_half = any(weight.dtype in (mx.float16, mx.bfloat16) for weight in weights)
     has_states = bool(model.new_cache(1).states)
@@ -86,7 +86,7 @@ def check(model: Any) -> tuple[int, int | None, int]:
             reasons.append(f"a batch of rows of unequal length fails: {first_line(error)}")
             continue
         if distance < _TOLERANCE[is_half] and moved < _STATE_TOLERANCE[is_half]:
-            return mask_axes, max_rows, vocab_size
+            return max_rows, vocab_size
         reasons.append("in a batch of rows of unequal length its logits are not those alone")
     raise refused(model.model, reasons[0])
 

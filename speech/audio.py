@@ -128,16 +128,12 @@ def check_length(seconds: float, longest: float = 24 * 3600) -> None:
         raise InputError(f"more than {longest} seconds of audio; cut it")
 
 
-def read(
-    source: str, stdin: BinaryIO | None = None, report: Report = lambda line: None, **wanted: Any
-) -> np.ndarray:
-    """As `decoded`, from a path, or "-" for `stdin` (None: standard input). Lines to `report` and errors name it."""
-    name = "standard input" if source == "-" else source
+def read(source: str, report: Report = lambda line: None, **wanted: Any) -> np.ndarray:
+    """As `decoded`, from a path, or "-" for standard input. Lines to `report` and errors name it."""
+    is_stdin = source == "-"
+    name = "standard input" if is_stdin else source
     try:
-        if source == "-":
-            file = stdin or sys.stdin.buffer
-            return decoded(file, lambda line: report(f"{name}: {line}"), **wanted)
-        with open(source, "rb") as file:
+        with open(sys.stdin.fileno() if is_stdin else source, "rb", closefd=not is_stdin) as file:
             return decoded(file, lambda line: report(f"{name}: {line}"), **wanted)
     except OSError as error:
         raise InputError(f"{name}: {error.strerror or error}") from None

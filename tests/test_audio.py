@@ -4,6 +4,7 @@ import io
 import os
 import struct
 import sys
+import tempfile
 import threading
 import wave
 from random import Random
@@ -72,12 +73,16 @@ MISTAKES = {
 
 
 def read_bytes(data: bytes, notes: list[str] | None = None, **wanted) -> np.ndarray:
-    return read("-", io.BytesIO(data), [].append if notes is None else notes.append, **wanted)
+    with tempfile.TemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
+        file.write(data)
+        file.seek(0)
+        patch.setattr(sys, "stdin", file)
+        return read("-", [].append if notes is None else notes.append, **wanted)
 
 
-def mistake(source: str, stdin: io.BytesIO | None = None) -> str:
+def mistake(source: str | bytes) -> str:
     with pytest.raises(InputError) as error:
-        read(source, stdin)
+        read_bytes(source) if isinstance(source, bytes) else read(source)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -133,7 +138,7 @@ def test_what_holds_no_sound_is_one_line(name, tmp_path, monkeypatch):
     (tmp_path / "clip.wav").write_bytes(WAV)  # which the list of files names
     (tmp_path / "file").write_bytes(data)
     assert mistake("file") == f"file: {message}"
-    assert mistake("-", io.BytesIO(data)) == f"standard input: {message}"
+    assert mistake(data) == f"standard input: {message}"
 
 
 def test_what_cannot_be_opened_is_one_line(tmp_path):
@@ -297,7 +302,7 @@ def test_without_pyav_wav_is_read(monkeypatch, channels):
 def test_without_pyav_other_sound_is_refused(monkeypatch, name):
     monkeypatch.setattr(audio, "av", None)
     message = "only 16000 Hz wav of 16 bits can be read without PyAV: pip install -r requirements-audio.txt"
-    assert mistake("-", io.BytesIO(FILES[name])) == f"standard input: {message}"
+    assert mistake(FILES[name]) == f"standard input: {message}"
 
 
 def damaged(random: Random, data: bytes) -> bytes:
