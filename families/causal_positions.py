@@ -1,7 +1,7 @@
 """Positions and windows of a decoder-only model as transformers reads them: mlx-lm's model files read fewer keys."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -11,20 +11,15 @@ import numpy as np
 from common.errors import InputError
 from families.causal_check import mlx_lm_cache
 
-Scaled = tuple[np.ndarray, float]
-
-# Rope types: (parameters, positions per radian of each pair of dimensions [D / 2]) -> these scaled, a factor for queries and keys
-
-
-def _llama3(p: Mapping, periods: np.ndarray) -> Scaled:  # Grattafiori et al. 2024, arXiv 2407.21783
-    turns = p["original_max_position_embeddings"] / (2 * np.pi * periods)
-    low, high = p["low_freq_factor"], p["high_freq_factor"]
-    ratio = np.clip((turns - low) / (high - low), 0, 1)
-    return periods / (ratio + (1 - ratio) / p["factor"]), 1.0
+# Rope types; the second ones are left to mlx-lm as they are
+_TYPES = ("default", "dynamic", "linear", "llama3", "yarn", "longrope", "su")
+_MLX_LMS = ("proportional", "mrope", "deepseek_yarn", "telechat3-yarn")
 
 
-def _yarn(p: Mapping, periods: np.ndarray) -> Scaled:  # Peng et al. 2023, arXiv 2309.00071
-    D = 2 * len(periods)
+def _yarn(p: Mapping, D: int) -> tuple[mx.array, float]:
+    """Positions per radian of each pair of D dimensions [D / 2], and the factor for queries and keys (Peng et al. 2023, arXiv
+    2309.00071). mlx-lm's lack `truncate` and `attention_factor`."""
+    periods = p["rope_theta"] ** (np.arange(0, D, 2) / D)
     original = p["original_max_position_embeddings"]
 
     def dimension(turns: float) -> float:
@@ -41,43 +36,24 @@ def _yarn(p: Mapping, periods: np.ndarray) -> Scaled:  # Peng et al. 2023, arXiv
     factor = size(1)
     if p.get("mscale") and p.get("mscale_all_dim"):
         factor = size(p["mscale"]) / size(p["mscale_all_dim"])
-    return periods / (1 - scaled + scaled / p["factor"]), p.get("attention_factor") or factor
+    periods = periods / (1 - scaled + scaled / p["factor"])
+    return mx.array(periods.astype(np.float32)), p.get("attention_factor") or factor
 
 
-def _longrope(p: Mapping, periods: np.ndarray) -> Scaled:  # Ding et al. 2024, arXiv 2402.13753
-    # For the original length only: `max_positions` ends texts there.
-    size = math.log(max(p["factor"], 1)) / math.log(p["original_max_position_embeddings"])
-    factor = p.get("short_mscale") or p.get("attention_factor") or math.sqrt(1 + size)
-    return periods * np.array(p["short_factor"]), factor
+def _rope(p: dict, dims: int, traditional: bool) -> nn.Module:
+    """mlx-lm's rotary positions of a type, with what transformers reads besides."""
+    from mlx_lm.models.rope_utils import initialize_rope
 
-
-_TYPES: dict[str, Callable[[Mapping, np.ndarray], Scaled] | None] = {
-    "default": lambda p, periods: (periods, 1.0),
-    "dynamic": lambda p, periods: (periods, 1.0),  # it scales only texts that are longer than here
-    "linear": lambda p, periods: (periods * p["factor"], 1.0),
-    "llama3": _llama3,
-    "yarn": _yarn,
-    "longrope": _longrope,
-    "su": _longrope,
-    **dict.fromkeys(("proportional", "mrope", "deepseek_yarn", "telechat3-yarn")),  # mlx-lm's own
-}
-
-
-class Rope(nn.Module):
-    """Rotary positions with the periods of a rope type."""
-
-    def __init__(self, dims: int, traditional: bool, periods: np.ndarray, factor: float):
-        super().__init__()
-        self.dims = dims
-        self._traditional = traditional
-        self._factor = factor
-        self._periods = mx.array(periods.astype(np.float32))
-
-    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
-        if self._factor != 1:
-            x = x.at[..., : self.dims].multiply(self._factor)
-        settings: dict[str, Any] = dict(traditional=self._traditional, base=None, scale=1.0)
-        return mx.fast.rope(x, self.dims, **settings, offset=offset, freqs=self._periods)
+    # Dynamic and longrope as they are for the original length: `max_positions` ends texts there.
+    kind = {"dynamic": "default", "su": "longrope"}.get(p["rope_type"], p["rope_type"])
+    settings = p | {"type": kind, "long_factor": p.get("short_factor")}
+    longest = p["factor"] * p["original_max_position_embeddings"]
+    rope: Any = initialize_rope(dims, p["rope_theta"], traditional, settings, longest)
+    if kind == "longrope":
+        rope._scale = p.get("short_mscale") or p.get("attention_factor") or rope._scale
+    elif kind == "yarn":
+        rope._freqs, rope.mscale = _yarn(p, dims)
+    return rope
 
 
 def text_config(raw: Mapping) -> dict:
@@ -96,8 +72,9 @@ def _parameters(text: Mapping) -> dict[str, dict]:
         if by_type:
             p.pop("truncate", None)  # transformers looks for it beside the types only
         p["rope_type"] = kind = p.get("rope_type") or p.get("type") or "default"
-        if kind not in _TYPES:
-            raise InputError(f"rope type {kind} is unknown; there are {', '.join(_TYPES)}")
+        if kind not in _TYPES + _MLX_LMS:
+            known = ", ".join(_TYPES + _MLX_LMS)
+            raise InputError(f"rope type {kind} is unknown; there are {known}")
         original = text.get("original_max_position_embeddings") or longest
         original = p.setdefault("original_max_position_embeddings", original)
         p["factor"] = float(p.get("factor") or (longest / original if original else 1))
@@ -135,7 +112,7 @@ def max_positions(raw: Mapping) -> int | None:
     stated = next((text[key] for key in keys if type(text.get(key)) is int), None)
     for p in _parameters(text).values():
         original = p["original_max_position_embeddings"]
-        if stated and _TYPES[p["rope_type"]] is _longrope:
+        if stated and p["rope_type"] in ("longrope", "su"):
             stated = min(stated, original)
         elif stated and p["rope_type"] == "yarn":  # some state what it was before the scaling
             stated = max(stated, int(original * p["factor"]))
@@ -183,11 +160,9 @@ def _set_ropes(model: nn.Module, text: Mapping) -> None:
             dims = int(dims * (p["partial_rotary_factor"] or 1))
         p = p | {"rope_theta": ("" in ropes and base) or p["rope_theta"] or 10000.0}
         here = [getattr(rope, name, None) for name in ("dims", "base", "scale")]
-        scale = _TYPES[p["rope_type"]]
         is_right = p["rope_type"] == "default" and here == [dims, p["rope_theta"], 1]
-        if scale and not is_right:
-            periods = p["rope_theta"] ** (np.arange(0, dims, 2) / dims)
-            module[key] = Rope(dims, getattr(rope, "traditional", False), *scale(p, periods))
+        if p["rope_type"] in _TYPES and not is_right:
+            module[key] = _rope(p, dims, getattr(rope, "traditional", False))
 
 
 class Windowed(nn.Module):
