@@ -12,8 +12,7 @@ from checkpoints.folder import WEIGHTS, converted, is_outdated, read_json
 from checkpoints.tensors import map_npz, to_mlx
 from checkpoints.weights import Quantization
 from common.errors import errors_name
-from distributed import sharding
-from distributed.ranks import ALONE, Ranks
+from distributed.ranks import ALONE, Ranks, check_ranks, load_shard, shard
 from families import Family, causal_loading, conversion, distilled, ram
 from families.registry import build, family_of
 from text.generation import GenerationDefaults
@@ -62,9 +61,9 @@ def _load_converted(name: str, path: Path, raw: Mapping, ranks: Ranks, split: bo
     with errors_name(path / WEIGHTS):
         model: Any = build(family, config, arrays, quantization)
     if split and ranks.group and ranks.size > 1:
-        sharding.check_ranks(model, quantization, ranks.size)
-        sharding.shard(model, ranks.group)
-        sharding.load_shard(model, arrays, ranks.rank)
+        check_ranks(model, quantization, ranks.size)
+        shard(model, ranks.group)
+        load_shard(model, arrays, ranks.rank)
         model.ranks = ranks
     else:
         model.load_weights(list(ram.load_weights(name, path, arrays, to_mlx).items()))

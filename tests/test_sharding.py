@@ -10,8 +10,7 @@ from helpers.checkpoints import SMALL
 
 from checkpoints.weights import Quantization
 from common.errors import InputError
-from distributed.ranks import ALONE, LOST, Ranks
-from distributed.sharding import check_ranks
+from distributed.ranks import ALONE, LOST, Ranks, check_ranks
 from families.t5 import Config
 from model import T5
 
