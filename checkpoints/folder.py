@@ -5,8 +5,7 @@ import re
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from checkpoints.tensors import Tensor, read_safetensors
-from checkpoints.torch_files import read_torch
+from checkpoints.tensors import Tensor, read_safetensors, read_torch
 from common.errors import InputError
 
 MODELS = Path("mlx_models")

@@ -10,7 +10,7 @@ from helpers import checkpoints
 from helpers.torch_files import DATA, Call, Global, legacy, payload, tensor, whole, zipped
 
 from checkpoints import tensors
-from checkpoints.torch_files import read_torch
+from checkpoints.tensors import read_torch
 from common.errors import InputError
 
 KINDS = ["zip", "legacy"]
