@@ -19,7 +19,7 @@ from decoder import BATCH_SIZE
 from distributed.ranks import session
 from documents import FORMATS
 from documents.files import REPORT_HEAD, File, FileTranslator, load_all, output_of, report_of
-from documents.translator import Translator, length
+from documents.translator import Line, Translator, length
 from terminal import cli, flags
 from terminal.display import Summary
 from terminal.models import Models, note_learned, open_decoder
@@ -117,7 +117,7 @@ def translate(
 ) -> None:
     """Translate files and say what a reader should know. InputError at the end if some could not be read or translated."""
     failures = [*unread]
-    reports = dict[str, str]()
+    lines = dict[str, Sequence[Line]]()
     for file, result in runner.run(files):
         if isinstance(result, InputError):
             failures.append(InputError(f"{file.name}: {result}"))
@@ -130,10 +130,10 @@ def translate(
             cli.write(str(file.output))
         else:
             sys.stdout.buffer.write(result.data)
-        reports[file.name] = report_of(file.name, result.lines)
+        lines[file.name] = result.lines
     if report:
         with replacing(report) as partial:
-            rows = [reports.get(file.name, "") for file in files]
+            rows = [report_of(file.name, lines.get(file.name, ())) for file in files]
             partial.write_text("".join([REPORT_HEAD, *rows]), encoding="utf-8")
     for failure in failures[:-1]:
         reporter.note(str(failure))

@@ -3,7 +3,7 @@
 import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -110,7 +110,7 @@ class FileTranslator:
         """InputError if an output exists that this run may not replace, or cannot be written."""
         for file in files:
             if file.output:
-                with closing(self._journal(file.output)) as journal:
+                with self._journal(file.output) as journal:
                     check_free(file.output, self.force or bool(_finished(journal, file)))
 
     def run(self, files: Sequence[File]) -> Iterator[tuple[File, Translation | InputError]]:
@@ -125,17 +125,19 @@ class FileTranslator:
             yield files[number], result
         for file in files:
             if file.output and not failed:
-                with closing(self._journal(file.output)) as journal:
+                with self._journal(file.output) as journal:
                     journal.remove()
 
-    def _journal(self, output: Path) -> Journal:
+    @contextmanager
+    def _journal(self, output: Path) -> Iterator[Journal]:
         output.parent.mkdir(parents=True, exist_ok=True)
-        return Journal(output, self.key, self.force)
+        with closing(Journal(output, self.key, self.force)) as journal:
+            yield journal
 
     def _task(self, file: File) -> Task:
         if file.output is None:
             return (yield from self.translator.steps(file.document))
-        with closing(self._journal(file.output)) as journal:
+        with self._journal(file.output) as journal:
             earlier = _finished(journal, file)
             if earlier:
                 return earlier

@@ -13,7 +13,7 @@ from common.errors import InputError
 from common.files import Journal
 from common.reporting import reporter
 from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder
-from documents.document import Document, Passage, Targets, spread
+from documents.document import Document, Passage, Target, Targets, spread
 from documents.language import LanguageChange
 from documents.marks import Align, Sentence, targets_of
 from documents.sentences import (
@@ -184,7 +184,9 @@ class Translator:
         lines = list[Line]()
         for passage, pattern, of_passage in zip(document.passages, patterns, pairs, strict=True):
             text = "".join(new for _, new in of_passage)
-            goes = targets_of(of_passage, passage.formatting, aligned)
+            goes = list[Target]()
+            if passage.formatting:
+                goes = targets_of(of_passage, passage.formatting, aligned)
             flat = _flat(passage.text), _flat(text)
             problems = [*self._problems(*flat, pattern)]
             problems += self._lost_terms(of_passage, aligned)
@@ -226,7 +228,7 @@ class Translator:
     def _row(self, text: str) -> Row:
         # With a reference: otherwise the memory would be searched for one.
         prompt = self._framed(Prompt(text, "-"))
-        return self.decoder.maker.row(prompt, self.options, RowSeeds(0))
+        return self.decoder.maker.row(prompt, self.options)
 
     def _rows(self, wanted: Sequence[str], journal: Journal | None) -> Iterator[Row]:
         """The rows of sentences without a text, the longest first, made as they are taken; documents share them."""

@@ -375,8 +375,7 @@ class PromptLookup(Drafter):
         for row, context, candidates in zip(self._batch, contexts, offered, strict=True):
             if context:
                 for matcher in self._matchers[row]:
-                    matcher.extend(context[row.prefix_size :])
-                    candidates += matcher.candidates()
+                    candidates += matcher.candidates(context[row.prefix_size :])
         return offered
 
 

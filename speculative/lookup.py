@@ -54,7 +54,7 @@ class PromptMatcher:
         self._next = 0 if reference else next(colons, -1) + 1
         self._lost = 0  # output tokens since it was there
 
-    def extend(self, output: Sequence[int]) -> None:
+    def _extend(self, output: Sequence[int]) -> None:
         """Take note of what is new in the output."""
         for token in output[len(self.text) - self._prompt_size :]:
             positions = self._positions.setdefault(token, [])
@@ -93,8 +93,9 @@ class PromptMatcher:
         rest = range(position + 1, self._prompt_size)
         return next((i for i in rest if self._starts_word(self.text[i])), self._prompt_size)
 
-    def candidates(self) -> list[Candidate]:
-        """The copies that could be made now, likeliest first."""
+    def candidates(self, output: Sequence[int]) -> list[Candidate]:
+        """The copies that could be made after the output so far, likeliest first."""
+        self._extend(output)
         if len(self.text) == self._prompt_size:  # no output so far
             return self._from("start", self._next)
         position = self._best(self._matches)

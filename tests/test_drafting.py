@@ -60,20 +60,16 @@ class Words:
 def test_what_is_proposed_first(source, output, proposed):
     words = Words()
     matcher = PromptMatcher(words.ids(source), words.piece)
-    matcher.extend(words.ids(output))
-    texts = [c.copy(min(c.max_length, 8)) for c in matcher.candidates()]
+    texts = [c.copy(min(c.max_length, 8)) for c in matcher.candidates(words.ids(output))]
     assert texts[:1] == ([words.ids(proposed)] if proposed else [])
 
 
 def test_a_match_ends_where_the_text_departs():
     words = Words()
     matcher = PromptMatcher(words.ids("a b c d e f"), words.piece)
-    matcher.extend(words.ids("a b c d"))
-    assert matcher.candidates()[0].state == f"match {LONG}+"
-    matcher.extend(words.ids("a b c d X"))
-    assert matcher.candidates()[0].state == "correction"
-    matcher.extend(words.ids("a b c d X f"))
-    assert matcher.candidates() == []  # the source is used up
+    assert matcher.candidates(words.ids("a b c d"))[0].state == f"match {LONG}+"
+    assert matcher.candidates(words.ids("a b c d X"))[0].state == "correction"
+    assert matcher.candidates(words.ids("a b c d X f")) == []  # the source is used up
 
 
 @pytest.mark.parametrize(
