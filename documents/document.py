@@ -93,6 +93,7 @@ def in_text(
     fit: Fit = by_lines,
     below: str = "",
     hidden: Sequence[Passage] = (),
+    fit_hidden: Fit = by_lines,
     **fields,
 ) -> Document:
     """A document of text, whose passages `find` finds. fit: fits a text into a passage of the source; None: it stays as it
@@ -106,12 +107,12 @@ def in_text(
     visible = edited(source, edits)
     found = [*find(visible)]
     passages = _located(source, [*found, *hidden])
-    sources = [visible] * len(found) + [source] * len(hidden)
     if below:
         fit = partial(_fit_below, fit, below.replace("\n", newline_of(source)))
+    fits = [partial(fit, visible)] * len(found) + [partial(fit_hidden, source)] * len(hidden)
 
     def write(texts: Texts, targets: AllTargets = None) -> Written:
-        new = dict(_fitted(fit, sources, passages, texts, targets))
+        new = dict(_fitted(fits, passages, texts, targets))
         plain = [words for each in new.values() for words in each.plain]
         problems = {number: each.problems for number, each in new.items() if each.problems}
         edits = {  # passages may share some
@@ -129,12 +130,15 @@ def in_text(
 
 
 def _fitted(
-    fit: Fit, sources: Sequence[str], passages: Sequence[Passage], texts: Texts, targets: AllTargets
+    fits: Sequence[Callable[[Passage, str, Targets], Fitted | None]],
+    passages: Sequence[Passage],
+    texts: Texts,
+    targets: AllTargets,
 ) -> Iterator[tuple[int, Fitted]]:
     """The new texts of passages, by their numbers."""
     for number, (passage, text) in enumerate(zip(passages, texts, strict=True)):
         if text is not None:
-            fitted = fit(sources[number], passage, text, targets[number] if targets else None)
+            fitted = fits[number](passage, text, targets[number] if targets else None)
             if fitted:
                 yield number, fitted
 

@@ -73,12 +73,11 @@ def _slug(words: str) -> str:
 
 
 def _part(source: str, whole: Passage, start: int, stop: int) -> Passage:
-    """A part of a text, in which brackets have a partner."""
+    """A part of a text."""
     spans = list[Span]()
     for at, (low, high) in zip([0, *whole.breaks], whole.spans, strict=True):
         spans.append((low + max(start - at, 0), min(low + stop - at, high)))
-    part = passage(source, [span for span in spans if span[0] < span[1]])
-    return replace(part, placeholders=r"[\[\]]")
+    return passage(source, [span for span in spans if span[0] < span[1]])
 
 
 def _events(parser: Any, names: dict[str, Any], raw: str) -> Iterator[Event]:
@@ -148,7 +147,7 @@ def _paragraphs(passage: Passage, parser: Any, names: dict[str, Any]) -> Iterato
     if at < len(text):
         events.append(Event("text", at, len(text), text[at:]))
     for each in paragraphs_of(text, events, passage.breaks, drops=True):
-        yield replace(each, spans=passage.spans, placeholders=passage.placeholders)
+        yield replace(each, spans=passage.spans)
 
 
 def _event(token: Any, start: int, stop: int, raw: str) -> Event:
@@ -218,9 +217,7 @@ def _fit(passage: Paragraph, text: str) -> list[str]:
     """The text spread over the lines, none of which begins something else, such as a list."""
     if "|" not in passage.raw.replace(r"\|", ""):
         text = re.sub(r"(?<!\\)\|", r"\|", text)  # which would end a table's cell
-    if passage.placeholders and not regex.fullmatch(_TOKENS["footnote_ref"], f"^[{text}]"):
-        text = re.sub(r"(?<!\\)[\[\]]", r"\\\g<0>", text)
-    lines = by_length(passage, text)
+    lines = by_length(passage, re.sub(r"\n\s*\n", "\n", text))  # an empty one would end it
     for i, line in enumerate(lines):
         while i and _BLOCK.match(line) and " " in line:
             word, line = line.split(" ", 1)

@@ -40,7 +40,9 @@ def in_markup(
 ) -> Document:
     """A document of paragraphs with marks. Each is checked when it is written: what would lose some of its markup is written
     the plain way, and named. fields: `in_text`'s"""
-    return in_text(data, find, partial(_fit, markup), **fields)
+    inside = replace(markup, escape=markup.plain or markup.escape)  # whose words must not end it
+    fits = partial(_fit, markup), partial(_fit, inside)
+    return in_text(data, find, fits[0], fit_hidden=fits[1], **fields)
 
 
 def _fit(

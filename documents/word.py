@@ -185,9 +185,9 @@ class _PartReader:
         return all(field.is_prose for field in self.fields)
 
     def _read_all(self, elements: Sequence[Element]) -> _Parts:
-        for is_code, group in groupby(elements, lambda each: each.name == "r" and _is_code(each)):
+        for is_code, group in groupby(elements, self._is_code_run):
             some = [*group]
-            if is_code and not self.fields:
+            if is_code and self._is_shown():
                 yield Event("anchor", some[0].start, some[-1].stop, STAND_IN)
                 continue
             for element in some:
@@ -195,6 +195,9 @@ class _PartReader:
                     yield self._read_run(element)
                 elif not _PROPERTIES.fullmatch(element.name):
                     yield self._read(element, Event("anchor", element.start, element.stop))
+
+    def _is_code_run(self, element: Element) -> bool:
+        return element.name == "r" and _is_code(element) and not self._has(element, "fldChar")
 
     def _read_run(self, element: Element) -> _Parts:
         """Read a run, as if each thing in it had one of its own."""
