@@ -17,7 +17,7 @@ from starlette.routing import Route
 from common.errors import InputError
 from documents import FORMATS, html
 from documents.document import parse_plain
-from serving.translation import Asked, Step, Texts, Translations, document_of
+from serving.translation import Asked, Step, Texts, Translations, data_of
 from serving.transport import ERRORS, RowStep, event_of, failure_of, stream_of, while_there
 from speculative.row import Row
 
@@ -66,29 +66,28 @@ class LibreTranslate:
     async def translate(self, request: Request, asked: _Translate) -> Any:
         if not asked.as_sent:
             raise InputError("q is empty")
-        document = await document_of(asked.q, html.parse if asked.format == "html" else parse_plain)
-        start = self.translations.start
-        started = await start(document, asked.source, asked.target)
+        parse = html.parse if asked.format == "html" else parse_plain
+        start = partial(self.translations.start_texts, asked.q, parse, asked.source, asked.target)
+        steps, sources = await start()
 
         def answer(texts: Sequence[str], **more: Sequence[Any]) -> dict[str, Any]:
             body = {"translatedText": texts, **more}
             if asked.source.lower() == "auto":
-                detected = _detected(started.source, started.certainty)
-                body["detectedLanguage"] = [detected] * len(texts)
+                body["detectedLanguage"] = [_detected(*each) for each in sources]
             is_list = isinstance(asked.as_sent, list)
             return body if is_list else {name: each[0] for name, each in body.items()}
 
         async with while_there(request):
             if asked.stream:
-                return await stream_of(request, started.steps, partial(_events, answer=answer))
-            texts = json.loads(await started.data())
+                return await stream_of(request, steps, partial(_events, answer=answer))
+            texts = json.loads(await data_of(steps))
             if not asked.alternatives:
                 return answer(texts)
             others = [dict.fromkeys([text]) for text in texts]
             for seed in range(asked.alternatives if asked.format == "text" else 0):
                 options = dict(seed=seed, temp=1.0, top_p=0.9)
-                sample = await start(document, started.source, asked.target, **options)
-                for seen, text in zip(others, json.loads(await sample.data()), strict=True):
+                sample, _ = await start(**options)
+                for seen, text in zip(others, json.loads(await data_of(sample)), strict=True):
                     seen[text] = None
             return answer(texts, alternatives=[[*seen][1:] for seen in others])
 
@@ -217,15 +216,15 @@ class DeepL:
                 stays=asked.ignore_tags,
                 is_outlined=asked.outline_detection,
             )
-        document = await document_of(asked.text, parse)
-        started = await self.translations.start(document, asked.source_lang, asked.target_lang)
+        languages = asked.source_lang, asked.target_lang
+        steps, sources = await self.translations.start_texts(asked.text, parse, *languages)
         async with while_there(request):
-            texts = json.loads(await started.data())
+            texts = json.loads(await data_of(steps))
         self.characters += sum(map(len, asked.text))
-        source = started.source.partition("-")[0].upper()
+        detected = [language.partition("-")[0].upper() for language, _ in sources]
         translations = [
             {"detected_source_language": source, "text": new, "billed_characters": len(old)}
-            for old, new in zip(asked.text, texts, strict=True)
+            for old, new, source in zip(asked.text, texts, detected, strict=True)
         ]
         return {"translations": translations}
 

@@ -19,11 +19,14 @@ from common.errors import InputError
 from decoder import Options
 from documents import apart, html, read
 from documents.apart import read_apart
+from documents.document import parse_plain
 from documents.language import LanguageChange
+from documents.translator import Translation
 from serving import translation
 from serving.engine import Engine, Refused
 from serving.gate import Gate, Limits
-from serving.translation import Asked, Translations
+from serving.translation import Asked, Translations, data_of
+from text.languages import LanguageDetector
 
 KING, HAUS = "The old king sees two red doors.", "The king sees the house."
 GERMAN = {KING: "Der alte König sieht zwei rote Türen.", HAUS: "Der König sieht das Haus."}
@@ -250,6 +253,34 @@ def test_no_translation_is_dropped_before_it_was_fetched_or_is_old(decoder, monk
             translations.stored(last)
 
     asyncio.run(run())
+
+
+def test_each_text_is_from_its_own_language_or_where_that_is_not_sure_from_that_of_all(
+    decoder, monkeypatch
+):
+    translations = Translations(
+        Engine(decoder, Options(), 1, 1), Gate("m"), Limits(99, 99, 9, 99, 9)
+    )
+    translations.sources = ["en", "de", "fr"]
+    translations._is_told_source = False  # the demo model knows English alone
+    translations._detector = LanguageDetector(translations.sources)
+
+    async def steps(self, translator, document):
+        texts = [f"{translator.assumed_source}: {each.text}" for each in document.passages]
+        yield Translation(document.write(texts).data, [], [])
+
+    monkeypatch.setattr(Translations, "_steps", steps)
+    texts = [HAUS, "Le roi voit la maison.", "", GERMAN[KING], "Ja", KING]
+
+    async def start(source: str) -> tuple[list[str], list[str]]:
+        steps, sources = await translations.start_texts(texts, parse_plain, source, "de")
+        return json.loads(await data_of(steps)), [language for language, _ in sources]
+
+    new, sources = asyncio.run(start("auto"))
+    assert sources == ["en", "fr", "en", "de", "en", "en"]
+    prefixes = ["en: ", "fr: ", "", "", "en: ", "en: "]  # German stays
+    assert new == [before + text for before, text in zip(prefixes, texts, strict=True)]
+    assert asyncio.run(start("fr"))[1] == ["fr"] * len(texts)
 
 
 @pytest.mark.slow
