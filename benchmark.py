@@ -26,8 +26,7 @@ from benchmarks.check import all_is_well
 from benchmarks.report import Setting
 from common.errors import InputError
 from decoder import Options, load
-from demo.pair import KINDS, SHORT_KINDS, examples
-from demo.widen import CAUSAL_SHAPES, SHAPES
+from demo.pair import CAUSAL_SHAPES, KINDS, SHAPES, SHORT_KINDS, examples
 from speculative.options import DRAFT
 from speculative.timing import CallTimes
 from terminal import cli

@@ -11,8 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from decoder import Options, SpeculativeDecoder, Stats, load
-from demo.pair import DEMO, default_dtype, demo_model
-from demo.widen import CAUSAL_SHAPES, widen
+from demo.pair import CAUSAL_SHAPES, DEMO, default_dtype, demo_model, widen
 from families.causal import CausalModel
 from speculative.driver import Prompts
 from speculative.model import Model

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from demo import pair
+from demo.pair import widen
 from demo.training import tasks
-from demo.widen import widen
 
 
 def test_held_out_examples_are_none_to_train_on():
