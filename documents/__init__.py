@@ -50,15 +50,8 @@ OPTIONS = {
     "cue_by_cue": (".srt", ".vtt", ".ass", ".ssa"),
     "fuzzy": (".po", ".pot"),
 }
-_HEADED = (
-    ".md",
-    ".markdown",
-    ".mdx",
-    ".qmd",
-    ".vtt",
-    ".ass",
-    ".ssa",
-)  # whose head may name a language
+# Whose head may name a language
+_HEADED = (".md", ".markdown", ".mdx", ".qmd", ".vtt", ".ass", ".ssa")
 
 
 def read(path: Path, data: bytes, encoding: str | None = None, **options: Any) -> Document:

@@ -97,11 +97,13 @@ def in_text(
     **fields,
 ) -> Document:
     """A document of text, whose passages `find` finds. fit: fits a text into a passage of the source; None: it stays as it
-    is. below: the line break before a translation below its source; a line feed is the source's. hidden: passages within
-    others, such as attributes in tags; while the others are found and written, each span of these is as many of one
-    character for private use. InputError if not text."""
+    is. below: the line break before a translation below its source; a line feed is the source's. hidden: passages in others,
+    such as attributes, each span one character for private use again and again while those are read. InputError if not text."""
     source = as_text(data)
-    names = _unused(source, (span for each in hidden for span in each.spans))
+    used = {*source}
+    free = (name for name in map(chr, range(0xF0000, 0x10FFFE)) if name not in used)
+    spans = sorted(span for each in hidden for span in each.spans)
+    names = dict(zip(spans, free, strict=False))
     hidden = [each for each in hidden if names.keys() >= {*each.spans}]
     edits = ((span, re.sub(r"[^\n]", names[span], source[slice(*span)])) for span in names)
     visible = edited(source, edits)
@@ -115,11 +117,9 @@ def in_text(
         new = dict(_fitted(fits, passages, texts, targets))
         plain = [words for each in new.values() for words in each.plain]
         problems = {number: each.problems for number, each in new.items() if each.problems}
-        edits = {  # passages may share some
-            edit
-            for number, each in new.items()
-            for edit in zip(passages[number].spans, each.parts, strict=True)
-        }
+        edits = set[tuple[Span, str]]()  # passages may share some
+        for number, each in new.items():
+            edits.update(zip(passages[number].spans, each.parts, strict=True))
         values = {names[span]: source[slice(*span)] for span in names}
         values |= {names[span]: part for span, part in edits if span in names}
         others = sorted(edit for edit in edits if edit[0] not in names)
@@ -130,10 +130,7 @@ def in_text(
 
 
 def _fitted(
-    fits: Sequence[Callable[[Passage, str, Targets], Fitted | None]],
-    passages: Sequence[Passage],
-    texts: Texts,
-    targets: AllTargets,
+    fits: Sequence[partial], passages: Sequence[Passage], texts: Texts, targets: AllTargets
 ) -> Iterator[tuple[int, Fitted]]:
     """The new texts of passages, by their numbers."""
     for number, (passage, text) in enumerate(zip(passages, texts, strict=True)):
@@ -141,13 +138,6 @@ def _fitted(
             fitted = fits[number](passage, text, targets[number] if targets else None)
             if fitted:
                 yield number, fitted
-
-
-def _unused(source: str, spans: Iterable[Span]) -> dict[Span, str]:
-    """A character for private use for each of the spans, in their order, that is not in the source."""
-    used = {*source}
-    free = (name for name in map(chr, range(0xF0000, 0x10FFFE)) if name not in used)
-    return dict(zip(sorted(spans), free, strict=False))
 
 
 def joined(

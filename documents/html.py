@@ -72,10 +72,6 @@ def parse(data: bytes, **options: Any) -> Document:
     return _page(data, as_text(data).lstrip("\ufeff").startswith("<?xml"), **options)
 
 
-def parse_xhtml(data: bytes, **options: Any) -> Document:
-    return _page(data, True, **options)
-
-
 def parse_xml(
     data: bytes,
     splits: Collection[str] = (),
@@ -112,6 +108,9 @@ def _page(
     below = partial(_below, is_xml, change) if bilingual else None
     markup = Markup(partial(escape, quote=False), parts, below=below)
     return in_markup(data, find, markup, hidden=reader.attributes)
+
+
+parse_xhtml = partial(_page, is_xml=True)
 
 
 def _shown(raw: str) -> str:
@@ -151,7 +150,7 @@ def _ncx(data: bytes, bilingual: bool = False, **options: Any) -> Document:
     return parse_xml(data, stays=["docauthor"], **options)
 
 
-_CHAPTERS = dict.fromkeys(("application/xhtml+xml", "text/html"), parse_xhtml)
+_CHAPTERS: dict[str, Any] = dict.fromkeys(("application/xhtml+xml", "text/html"), parse_xhtml)
 _CHAPTERS["application/x-dtbncx+xml"] = _ncx
 
 
