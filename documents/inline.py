@@ -156,14 +156,19 @@ class _Builder:
     def _plain_run(self, marks: Sequence[Mark]) -> Run | None:
         """The run of most words outside of links, or else of the first ones."""
         links = [mark.source_span for mark in marks if mark.kind == "link"]
-        runs = dict[str, Run]()  # by look
+        runs = dict[str, Run]()  # by all their properties, also those that a look lacks
         sizes = Counter[str]()
+        looks = Counter[str]()
         for event in self._events:
             if event.run:
-                runs.setdefault(event.run.look, event.run)
+                properties = event.run.head.partition(">")[2]
+                runs.setdefault(properties, event.run)
                 is_outside = all(not start <= event.start < stop for start, stop in links)
-                sizes[event.run.look] += len(event.words) if is_outside else 0
-        return runs[max(sizes, key=sizes.__getitem__)] if sizes else None
+                size = len(event.words) if is_outside else 0
+                sizes[properties] += size
+                looks[event.run.look] += size
+        plain = [name for name in sizes if runs[name].look == max(looks, key=looks.__getitem__)]
+        return runs[max(plain, key=sizes.__getitem__)] if plain else None
 
     def _runs(self, plain: Run | None, marks: Sequence[Mark]) -> Iterator[Mark]:
         """The marks of formatting, in the runs of Word, besides those of plain text and of all of a link."""

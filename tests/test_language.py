@@ -123,6 +123,14 @@ def test_beside_its_source_only_the_translation_names_its_language(name, before,
         assert written.decode() == after
 
 
+def test_a_short_run_of_another_language_does_not_name_that_of_its_paragraph():
+    two = f"{lang('fr')}</w:rPr><w:t>Ah</w:t></w:r><w:r><w:rPr>{lang('en')}"
+    document = read(Path("a.docx"), docx("", run=two))
+    new = document.for_change(change=LanguageChange("en", "de")).write(["Oh, c"]).data
+    written = b'<w:lang w:val="de"/></w:rPr><w:t xml:space="preserve">Oh, c</w:t>'
+    assert written in contents(new)["word/document.xml"]
+
+
 def test_a_translator_names_the_language_that_it_knows(decoder):
     document = replace(read(Path("a.html"), b'<html lang="en"><p>The king sees.'), strict=True)
     written = Translator(decoder, Options(target_lang="de")).translate(document).data
