@@ -31,14 +31,13 @@ from distributed.ranks import ALONE
 from families.loading import load as load  # for users, as Stats below
 from families.ram import available, wired_memory
 from speculative.beams import BeamBatch
-from speculative.cached_model import CachedModel
+from speculative.cached_model import CachedModel, PrefixCache
 from speculative.draft import Step
 from speculative.drafting import Drafter, DraftVocabulary, ModelDrafter, PromptLookup
 from speculative.driver import Driver, Prompts, Task, Tasks
 from speculative.lookup import REFERENCE
 from speculative.model import Model
 from speculative.options import COUNT, SIZE, OptionError, Options
-from speculative.prefill import PrefixCache
 from speculative.row import Response, Row, respond
 from speculative.row import Stats as Stats
 from speculative.sampling import RowSeeds, log_probabilities, sampler_for

@@ -16,8 +16,8 @@ import numpy as np
 from common.errors import InputError
 from families.causal_check import check, check_cache, has_state, mlx_lm_cache, refused
 from speculative.cache import MASKED, SlotCache
+from speculative.cached_model import prefill
 from speculative.model import TokenLists
-from speculative.prefill import prefill
 from transformer import LanguageModel
 
 

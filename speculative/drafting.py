@@ -9,11 +9,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from speculative.cached_model import CachedModel, DistilledModel, following
+from speculative.cached_model import CachedModel, DistilledModel, PrefixCache, following
 from speculative.draft import Candidate, Draft, Plan, no_draft
 from speculative.lookup import UNBOUNDED, WEAK, PromptMatcher
 from speculative.model import Model, TokenLists
-from speculative.prefill import PrefixCache
 from speculative.row import Row
 from speculative.sampling import Greedy, Sampler
 

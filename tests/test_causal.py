@@ -16,7 +16,7 @@ from helpers.decoding import decode_with, partial_steps, total
 
 from common.errors import InputError
 from families.causal import MASKED, CausalModel
-from speculative import prefill
+from speculative import cached_model
 from speculative.cached_model import CachedModel
 from speculative.drafting import Drafter, ModelDrafter, PromptLookup
 
@@ -102,7 +102,7 @@ def test_prompts_are_read_in_chunks_without_logits(llama, monkeypatch):
     rows = [tokens[0].tolist(), tokens[1, :9].tolist()]
     last, at = mx.array(tokens[[0, 1], [39, 8]][:, None]), np.array([[39], [8]], np.int32)
     expected = whole.decode(last, at, whole.start(rows))
-    monkeypatch.setattr(prefill, "CHUNK", 7)
+    monkeypatch.setattr(cached_model, "CHUNK", 7)
     cache = whole.start(rows)
     assert cache.lengths.tolist() == [39, 8]
     assert mx.allclose(whole.decode(last, at, cache), expected, atol=1e-4)

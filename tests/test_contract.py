@@ -18,9 +18,9 @@ from decoder import SpeculativeDecoder
 from documents.document import parse_plain as parse
 from documents.translator import Translator
 from speculative.cache import MASKED, CrossCache, SlotCache
+from speculative.cached_model import prefill
 from speculative.model import Model, padded
 from speculative.options import Options
-from speculative.prefill import prefill
 from speculative.rules import RULES
 from terminal import models as opened
 from text.memory import Memory, Pair

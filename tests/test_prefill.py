@@ -18,7 +18,7 @@ import main
 from decoder import SpeculativeDecoder
 from families import loading, opt
 from families.causal import CausalModel
-from speculative.prefill import PrefixCache
+from speculative.cached_model import PrefixCache
 from terminal import cli
 from text.text_side import TextSide
 from text.tokenizer import byte_tokenizer

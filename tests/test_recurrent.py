@@ -21,7 +21,7 @@ from common.errors import InputError
 from decoder import Batch, SpeculativeDecoder
 from families import loading
 from families.causal import MASKED, CausalCache, CausalModel
-from speculative import prefill
+from speculative import cached_model
 from speculative.cached_model import CachedModel
 from speculative.drafting import ModelDrafter, PromptLookup
 from speculative.driver import Driver
@@ -78,7 +78,7 @@ def test_prompts_in_chunks_and_rows_that_go(monkeypatch):
     lm, model, draft = pair("qwen3_next")
     prompted = prompts(4, 30)
     expected = [alone(lm, prompt, 12) for prompt in prompted]
-    monkeypatch.setattr(prefill, "CHUNK", 7)
+    monkeypatch.setattr(cached_model, "CHUNK", 7)
     driver = start(model, ModelDrafter(draft), prompted, num_draft=3, max_tokens=12)
     driver.advance()
     rows = list(driver.batch.rows)
@@ -108,12 +108,12 @@ def test_calls_that_begin_ahead(name, monkeypatch, spoiled):
     states: when its prompt is shorter, and when it has ended and is remembered."""
     lm, model, draft = pair(name)
     prefix_cache, prompted, options = (
-        prefill.PrefixCache(1 << 30),
+        cached_model.PrefixCache(1 << 30),
         prompts(5, 25),
         Options(max_tokens=20),
     )
     monkeypatch.setattr(Batch, "runs_ahead", lambda self: True)
-    monkeypatch.setattr(prefill, "CHUNK", 7)
+    monkeypatch.setattr(cached_model, "CHUNK", 7)
     for _ in range(2):
         batch = Batch(model, ModelDrafter(draft), options, RashSchedule(), prefix_cache)
         rows = new_rows(model, prompted, options)
