@@ -51,8 +51,7 @@ def wired_memory() -> Iterator[None]:
 
 def mac_for(needed: int) -> str:
     """The RAM of the smallest Mac whose GPU may use so many bytes: of up to 32 GB two thirds, of more three quarters (llama.cpp's logs)."""
-    usable = {ram: (2 / 3 if ram <= 32 else 3 / 4) * ram * 2**30 for ram in MACS}
-    enough = [ram for ram in MACS if needed <= usable[ram]]
+    enough = [ram for ram in MACS if needed <= (2 / 3 if ram <= 32 else 3 / 4) * ram * 2**30]
     return f"{enough[0]} GB" if enough else f"over {MACS[-1]} GB"
 
 

@@ -11,6 +11,7 @@ import wave
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby
+from operator import attrgetter
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
@@ -199,9 +200,8 @@ def _track(tracks: Sequence[Any], wanted: str | None) -> Any:
     if not numbered:
         raise InputError("holds no audio")
     if wanted is None:
-        return max(
-            numbered.values(), key=lambda track: bool(track.disposition & Disposition.default)
-        )
+        tracks = numbered.values()
+        return max(tracks, key=lambda track: bool(track.disposition & Disposition.default))
     if wanted.isdecimal():
         if wanted not in numbered:
             raise InputError(f"no audio track {wanted}; there are {', '.join(numbered)}")
@@ -263,12 +263,8 @@ def _frames(packets: Iterator[Any], report: Report) -> Iterator[tuple[float, Any
 
 def _resampled(frames: Iterator[tuple[float, Any]], layout: Any) -> Iterator[bytes]:
     """16-bit samples of this layout, at RATE, of frames and the silence before each. Their format may change."""
-
-    def form(pair: tuple[float, Any]) -> tuple:
-        _, frame = pair
-        return frame.format.name, frame.layout.name, frame.sample_rate
-
-    for _, alike in groupby(frames, form):
+    form = attrgetter("format.name", "layout.name", "sample_rate")
+    for _, alike in groupby(frames, lambda pair: form(pair[1])):
         resampler = av.AudioResampler("s16p", layout, RATE)
         for silence, frame in alike:
             yield bytes(2 * layout.nb_channels * round(silence * RATE))
