@@ -14,9 +14,10 @@ from typing import Any
 
 from common.errors import InputError
 from speculative.processors import Processor
-from speculative.rules import COUPLED, RULES
 
 AUTO = "auto"  # num_draft: the fastest number, by what steps have taken
+COUPLED = "coupled"
+RULES = ("token", "block", COUPLED)  # see sampling.ACCEPT
 DEFAULT_RULE = COUPLED  # the same seed gives the same text, with any drafts
 MAX_TOKENS = 512  # if neither the caller nor the checkpoint sets it
 MAX_NUMBER = 10**9  # below 2^31, the end of MLX's integers; logits times this stay finite
@@ -111,7 +112,7 @@ RULE = Values(
     f"one of {', '.join(RULES)}",
     lambda v: callable(v) or (isinstance(v, str) and v in RULES),
     f"{{{','.join(RULES)}}}",
-    tuple(RULES),
+    RULES,
 )
 EARLY = Values(
     str, "True, False or never", lambda v: isinstance(v, bool) or v == "never", None, ("never",)
@@ -357,7 +358,7 @@ class Options:
 
     @property
     def rule(self) -> str | Callable:
-        """The acceptance rule at temperature > 0: one of RULES, or a function like rules.accept_block."""
+        """The acceptance rule at temperature > 0: one of RULES, or a function like sampling.accept_block."""
         return self.acceptance or ("token" if self.delta else DEFAULT_RULE)
 
 

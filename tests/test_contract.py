@@ -20,8 +20,7 @@ from documents.translator import Translator
 from speculative.cache import MASKED, CrossCache, SlotCache
 from speculative.cached_model import prefill
 from speculative.model import Model, padded
-from speculative.options import Options
-from speculative.rules import RULES
+from speculative.options import RULES, Options
 from terminal import models as opened
 from text.memory import Memory, Pair
 from text.text_side import Prompt, TextSide

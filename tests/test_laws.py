@@ -23,8 +23,7 @@ from helpers.laws import (
 
 from speculative.drafting import ModelDrafter
 from speculative.options import Options
-from speculative.rules import accept_block, accept_token
-from speculative.sampling import probabilities
+from speculative.sampling import accept_block, accept_token, probabilities
 
 DRAWS = 300_000
 FILTERS = {"top_k": 3, "top_p": 0.9, "min_p": 0.1}

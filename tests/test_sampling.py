@@ -26,10 +26,17 @@ from helpers.models import random_model
 from helpers.oracle import disturbed, with_eos
 
 from speculative.drafting import ModelDrafter
-from speculative.options import Options
+from speculative.options import RULES, Options
 from speculative.row import Row
-from speculative.rules import RULES, accept_block, accept_token
-from speculative.sampling import Draft, Greedy, _padded_q, best_tokens, probabilities
+from speculative.sampling import (
+    Draft,
+    Greedy,
+    _padded_q,
+    accept_block,
+    accept_token,
+    best_tokens,
+    probabilities,
+)
 
 
 def sampled(model, drafter, prompts, batch_size, **options) -> list[list[int]]:
