@@ -13,7 +13,7 @@ from common.errors import InputError
 from speculative.draft import Candidate
 from speculative.grammar import Matcher
 from speculative.options import MAX_NUMBER, MAX_TOKENS, Options
-from speculative.processors import Processor, check_tokens, processors_for
+from speculative.processors import Processor, processors_for
 
 # Of a token: forced by a grammar, copied or written by a draft model, and accepted by the target; or the target's own, in
 # place of a rejected token ("corrected") or with none rejected ("target")
@@ -110,7 +110,6 @@ class Row:
             raise InputError(f"{begins}; the model has room for {config.max_positions}")
         self.max_tokens = min(self.options.max_tokens or MAX_TOKENS, room)
         self.processors = processors_for(self.options, config)
-        check_tokens("reference", self.reference, config)
 
     @property
     def generated(self) -> list[int]:

@@ -134,11 +134,6 @@ def test_tokens_that_the_model_has_not_are_named(name):
         processors_for(Options(**{option: value}), Config)
 
 
-def test_a_reference_has_tokens_of_the_model_only():
-    with pytest.raises(InputError, match=r"^reference: no token 31; the model has 31"):
-        Row([1], reference=[2, 31, 5]).begin([0], Config)
-
-
 # ---------------------------------------------------------------------------------------------
 # Texts
 
