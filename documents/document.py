@@ -21,7 +21,7 @@ Targets = Sequence[Target] | None  # of a passage's formatting
 AllTargets = Sequence[Targets] | None  # of all passages
 Texts = Sequence[str | None]
 
-_HIDDEN = re.compile("([\U000f0000-\U0010fffd])(?:\n*\\1)*")  # see `in_text`
+_HIDDEN = re.compile(r"([\U000f0000-\U0010fffd])\1*")  # see `in_text`
 _LINE_BREAK = re.compile(rf"(?:{NEWLINE.pattern})\Z")
 _MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 # Not UTF-16, in which this could not be read
@@ -105,8 +105,7 @@ def in_text(
     spans = sorted(span for each in hidden for span in each.spans)
     names = dict(zip(spans, free, strict=False))
     hidden = [each for each in hidden if names.keys() >= {*each.spans}]
-    edits = ((span, re.sub(r"[^\n]", names[span], source[slice(*span)])) for span in names)
-    visible = edited(source, edits)
+    visible = edited(source, ((span, name * (span[1] - span[0])) for span, name in names.items()))
     found = [*find(visible)]
     passages = _located(source, [*found, *hidden])
     if below:

@@ -159,7 +159,7 @@ PAGES = [
     ("<li>one<li>a &lt; b<!-- <p>no -->c", ["one", "a < bc"], None, "<li>ONE<li>A &lt; B<!-- <p>no -->C"),
     ("<a title='a > b'>it</a><link title=x>", ["it", "a > b"], None, '<a title=\'A &gt; B\'>IT</a><link title=x>'),
     ("<pre><img alt=no></pre><img alt=b>a", ["a", "b"], None, '<pre><img alt=no></pre><img alt="B">A'),
-    ("\U000f0001<b title='a\nb'>x</b>\n\U000f0000 <b title=c\n>y</b>", ["\U000f0001x \U000f0000 y", "a\nb", "c"], None, "\U000f0001<b title='A&#10;B'>X</b> \U000f0000 <b title=\"C\"\n>Y</b>"),
+    ("\U000f0001<b title='\na\nb'>x</b>\n\U000f0000 <b title=c\n>y</b>", ["\U000f0001x \U000f0000 y", "\na\nb", "c"], None, "\U000f0001<b title='&#10;A&#10;B'>X</b> \U000f0000 <b title=\"C\"\n>Y</b>"),
     ("Soft&shy;ware <a name='a > b' href=x/>it</a>", ["Software it"], None, "SOFTWARE <a name='a > b' href=x/>IT</a>"),
 ]  # fmt: skip
 
