@@ -50,8 +50,6 @@ OPTIONS = {
     "cue_by_cue": (".srt", ".vtt", ".ass", ".ssa"),
     "fuzzy": (".po", ".pot"),
 }
-# Whose head may name a language
-_HEADED = (".md", ".markdown", ".mdx", ".qmd", ".vtt", ".ass", ".ssa")
 
 
 def read(path: Path, data: bytes, encoding: str | None = None, **options: Any) -> Document:
@@ -62,7 +60,7 @@ def read(path: Path, data: bytes, encoding: str | None = None, **options: Any) -
     if suffix not in FORMATS:
         raise InputError(f"{path}: not a document: they end in {', '.join(FORMATS)}")
     change = options.get("change")
-    if change and suffix in _HEADED and not options.get("bilingual"):
+    if change and not options.get("bilingual"):
         data = change.in_head(data)
     applied = {option: on for option, on in options.items() if suffix in OPTIONS[option]}
     try:
@@ -75,6 +73,4 @@ def read(path: Path, data: bytes, encoding: str | None = None, **options: Any) -
         raise
     except Exception as error:  # whatever a parser makes of a file that is none of its format
         raise InputError(f"not a {suffix} file: {first_line(error)}") from error
-    if suffix in (*OPTIONS["change"], *_HEADED):
-        return replace(document, for_change=partial(read, path, data, encoding, **options))
-    return document
+    return replace(document, for_change=partial(read, path, data, encoding, **options))

@@ -26,9 +26,8 @@ def read_apart(
     """As `documents.read`, within the limits, as later `write`. check: called meanwhile; what it raises gives it up. change:
     a `LanguageChange`"""
     ask = partial(_call, check, path, data, change)
-    passages, strict, may_change = ask()
-    for_change = partial(read_apart, path, data, check) if may_change else None
-    return Document(passages, ask, strict, for_change=for_change)
+    passages, strict = ask()
+    return Document(passages, ask, strict, for_change=partial(read_apart, path, data, check))
 
 
 def _call(check: Callable[[], object], *arguments: Any) -> Any:
@@ -59,10 +58,10 @@ def _call(check: Callable[[], object], *arguments: Any) -> Any:
 
 
 def _answer(path: Path, data: bytes, change: Any, texts: Any = None, targets: Any = None) -> Any:
-    """A document's passages, strictness and whether it changes with its language or, with texts, it written."""
+    """A document's passages and strictness or, with texts, it written."""
     document = read(path, data, change=change)
     if texts is None:
-        return document.passages, document.strict, document.for_change is not None
+        return document.passages, document.strict
     return document.write(texts, targets)
 
 

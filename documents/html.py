@@ -105,7 +105,7 @@ def _page(
     outlined = set() if inline is None else reader.outlined(inline)
     find = partial(reader.paragraphs, reader.named(splits) | outlined)
     parts = partial(events_of, is_xml, _CHECKED, ("rt", "rp"))
-    below = partial(_below, is_xml, change) if bilingual else None
+    below = partial(_below, is_xml, change) if bilingual and is_html else None
     markup = Markup(partial(escape, quote=False), parts, below=below)
     return in_markup(data, find, markup, hidden=reader.attributes)
 
@@ -134,24 +134,19 @@ def _parsers(options: Mapping[str, Any], files: Mapping[str, bytes]) -> Parsers:
     encrypted = files.get(_ENCRYPTED, b"")
     if encrypted.count(b"<EncryptionMethod") > sum(map(encrypted.count, _FONT)):
         raise InputError("this book is encrypted (DRM)")
-    parsers = Parsers()
+    parsers = dict[str, Any]()
     for package in (name for name in files if name.endswith(".opf")):
         for item in ElementTree.fromstring(files[package]).iter():
             parse = _CHAPTERS.get(item.get("media-type", ""))
             if parse:
-                parse = partial(parse, **options)
                 path = join(dirname(package), unquote(item.get("href", "")))
-                parsers[normpath(path)] = partial(decoded, parse, lacking="xmlcharrefreplace")
-                parsers[package] = partial(decoded, partial(_package, **options))
-    return parsers
-
-
-def _ncx(data: bytes, bilingual: bool = False, **options: Any) -> Document:
-    return parse_xml(data, stays=["docauthor"], **options)
+                parsers |= {normpath(path): parse, package: _package}
+    in_utf8 = partial(decoded, lacking="xmlcharrefreplace")
+    return {name: partial(in_utf8, partial(parse, **options)) for name, parse in parsers.items()}
 
 
 _CHAPTERS: dict[str, Any] = dict.fromkeys(("application/xhtml+xml", "text/html"), parse_xhtml)
-_CHAPTERS["application/x-dtbncx+xml"] = _ncx
+_CHAPTERS["application/x-dtbncx+xml"] = partial(parse_xml, stays=["docauthor"])
 
 
 def _package(

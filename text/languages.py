@@ -22,6 +22,7 @@ _NEAR, _FAR = 5, 60  # the CLDR's distances: de-AT is 4 from de, Swiss German 8,
 _UNSPACED = ("Hans", "Hant", "Hani", "Jpan", "Thai", "Laoo", "Mymr")  # scripts
 _PLACE = re.compile(r"\{(text|source|target)\}")  # in forms of prompts
 _RIGHT_TO_LEFT = "Adlm Arab Hebr Mand Nkoo Rohg Samr Syrc Thaa".split()  # scripts
+_TERRITORY = re.compile(r"-(?:[A-Z]{2}|\d{3})\b.*")  # of a tag, and what stands behind it
 _NAMED = ("text", "source", "target", "start")  # placeholders in source and prefix
 
 
@@ -74,7 +75,7 @@ class Languages:
             return name
         wanted = tag_of(name)
         called = _name(wanted) if wanted else name
-        script = _script(wanted) or "" if wanted else ""
+        script = script_of(wanted)
 
         def rank(code: str) -> tuple:
             """First those of the same name, such as one in another script; then the nearest."""
@@ -147,16 +148,12 @@ def bcp47(code: str) -> str:
 
 def short(code: str) -> str:
     """The tag without a territory, for a file's name: pt for pt-BR."""
-    if not tag_of(code):
-        return code
-    language = langcodes.Language.get(bcp47(code))
-    return "-".join(filter(None, (language.language, language.script)))
+    return _TERRITORY.sub("", bcp47(code))
 
 
 def script_of(code: str | None) -> str:
-    """The script of a language, such as Latn; empty if it is unknown."""
-    tag = tag_of(code or "")
-    return (tag and _script(tag)) or ""
+    """The script that a language's code names or implies; Latn if it is unknown."""
+    return langcodes.Language.get(tag_of(code or "") or "und").maximize().script or "Latn"
 
 
 def direction(code: str | None) -> str:
@@ -166,8 +163,7 @@ def direction(code: str | None) -> str:
 
 def has_spaces(code: str) -> bool:
     """Whether the language has spaces between words."""
-    tag = tag_of(code)
-    return not tag or _script(tag) not in _UNSPACED
+    return script_of(code) not in _UNSPACED
 
 
 def is_chinese(code: str) -> bool:
@@ -180,14 +176,9 @@ def name_in(language: str, code: str) -> str:
     tag = tag_of(code)
     if tag is None:
         return code
-    if is_chinese(code) and _script(tag) == "Hant":
+    if is_chinese(code) and script_of(tag) == "Hant":
         return {"zh": "繁体中文"}.get(language, "Traditional Chinese")
     return langcodes.Language.get(tag).display_name(language)
-
-
-def _script(tag: str) -> str | None:
-    """The script that a tag names or implies."""
-    return langcodes.Language.get(tag).maximize().script
 
 
 def _distance(wanted: str, code: str) -> int:
@@ -199,7 +190,7 @@ def _distance(wanted: str, code: str) -> int:
     if MACROLANGUAGES.get(tag.partition("-")[0]) == wanted:  # Pashto, and a model's Southern Pashto
         distance = min(distance, _NEAR)
     script = langcodes.Language.get(wanted).script
-    if script and script != _script(tag):
+    if script and script != script_of(tag):
         return max(distance, _NEAR + 1)
     return distance
 
