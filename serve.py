@@ -35,7 +35,7 @@ try:
     from serving.app import Api
     from serving.audio import OPENAI_NAMES
     from serving.engine import Engine
-    from serving.transport import Gate, Limits, allowed_hosts, in_url
+    from serving.gate import Gate, Limits, allowed_hosts, in_url
 except ImportError as error:
     sys.exit(f"serve.py needs more packages ({error}): pip install -r requirements-serve.txt")
 

@@ -23,20 +23,12 @@ from serving.answers import AnswerWriter, ResponseWriter, Thinking, pieces
 from serving.audio import Speech
 from serving.bodies import parse
 from serving.engine import Engine
+from serving.gate import Gate, Limits
 from serving.realtime import Realtime
 from serving.requests import Chat, Completion, ResponseRequest
 from serving.translation import Translations
 from serving.translation_routes import DeepL, LibreTranslate
-from serving.transport import (
-    ERRORS,
-    Gate,
-    Limits,
-    failure,
-    read_body,
-    steps_of,
-    stream_of,
-    while_there,
-)
+from serving.transport import ERRORS, failure, read_body, steps_of, stream_of, while_there
 from speculative.row import Row
 from speculative.sampling import RowSeeds
 from speech.rules import TASKS

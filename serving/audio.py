@@ -18,16 +18,8 @@ from common.errors import InputError
 from serving import answers
 from serving.bodies import validated
 from serving.engine import Engine, Refused
-from serving.transport import (
-    Gate,
-    Limits,
-    event_of,
-    form_of,
-    read_body,
-    stream_of,
-    while_there,
-    working,
-)
+from serving.gate import Gate, Limits
+from serving.transport import event_of, form_of, read_body, stream_of, while_there, working
 from speculative.driver import Task
 from speculative.row import Stats
 from speech.audio import check_length, decoded

@@ -26,16 +26,8 @@ from documents.document import Document, joined
 from documents.translator import Aligners, Translation, Translator
 from serving.bodies import Object, read_json, validated
 from serving.engine import Engine, Refused
-from serving.transport import (
-    BODY_SECONDS,
-    MAX_BODY,
-    Gate,
-    Limits,
-    RowStep,
-    form_of,
-    read_body,
-    working,
-)
+from serving.gate import Gate, Limits
+from serving.transport import BODY_SECONDS, MAX_BODY, RowStep, form_of, read_body, working
 from text.languages import LanguageDetector, short, tag_of
 
 # LibreTranslate's languages, for a model that may know any

@@ -12,8 +12,8 @@ from decoder import Options
 from serving.app import Api
 from serving.bodies import OPTION_NAMES, parse
 from serving.engine import Engine
+from serving.gate import Gate, Limits
 from serving.requests import Chat, Completion, ResponseRequest
-from serving.transport import Gate, Limits
 
 CHAT = [{"role": "user", "content": PROMPT}]
 REQUESTS = {

@@ -12,7 +12,8 @@ from test_translation_server import MULTIPART, PAIR, request, upload
 from decoder import Options
 from serving.app import Api
 from serving.engine import Engine
-from serving.transport import MAX_BODY, Gate, Limits
+from serving.gate import Gate, Limits
+from serving.transport import MAX_BODY
 
 OPEN = ["/", "/health", "/languages", "/frontend/settings", "/download_file/{key}"]
 CHAT = {"messages": [{"role": "user", "content": PROMPT}]}

@@ -24,8 +24,8 @@ from documents.language import LanguageChange
 from documents.translator import Translation
 from serving import translation
 from serving.engine import Engine, Refused
+from serving.gate import Gate, Limits
 from serving.translation import Asked, Translations, data_of
-from serving.transport import Gate, Limits
 from text.languages import LanguageDetector
 
 KING, HAUS = "The old king sees two red doors.", "The king sees the house."
