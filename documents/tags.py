@@ -82,7 +82,10 @@ def attributes_of(tag: str) -> dict[str, str]:
 
 def with_values(tag: str, values: Mapping[str, str]) -> str:
     """A tag whose attributes of these names have these values; those that it lacks come first."""
+    had = attributes_of(tag)
     for name, value in values.items():
+        if had.get(name.lower()) == value:
+            continue
         head, *attributes = _ATTRIBUTE.finditer(tag)
         old = next((each for each in attributes if each[1].lower() == name.lower()), None)
         if old:

@@ -74,7 +74,7 @@ SAYS = [  # the source's language, the target's, a document and its translation
     ("a.html", "en", "de-AT", "<html><p>a b</p>", '<html lang="de-AT"><p>a b</p>'),
     ("a.html", "he", "en", '<html dir="RTL"><p dir="rtl">a b <b dir="ltr">c</b></p>', '<html lang="en" dir="ltr"><p dir="ltr">a b <b dir="ltr">c</b></p>'),
     ("a.html", "en", "de", '<p class="x">a b</p>', '<p class="x">a b</p>'),
-    ("a.html", "en", "en", '<html lang="en-GB"><p>a b', '<html lang="en-GB"><p>a b'),
+    ("a.html", "en", "en", "<html lang='en-GB' dir=ltr><p lang=en>a b", "<html lang='en-GB' dir=ltr><p lang=en>a b"),
     ("a.xhtml", "en", "de", '<html xmlns="x">a b</html>', '<html xml:lang="de" xmlns="x">a b</html>'),
     ("a.epub", "en", "de", epub("en-GB", "", ' xml:lang="en" lang="en"', ' xml:lang="en"'), epub("de", "", ' xml:lang="de" lang="de"', ' xml:lang="de"')),
     ("a.epub", "en", "fa", epub("en", "", "", ""), epub("fa", ' page-progression-direction="rtl"', ' dir="rtl" xml:lang="fa"', "")),
