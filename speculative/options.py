@@ -48,20 +48,16 @@ class OptionError(InputError):
 
 def integers(min_value: int, max_value: int = MAX_NUMBER) -> Values:
     description = f"a whole number from {min_value} to {max_value}"
-    return Values(int, description, lambda n: _is_integer(n) and min_value <= n <= max_value, "N")
+    return Values(int, description, lambda n: _is(Integral, n) and min_value <= n <= max_value, "N")
 
 
 def numbers(min_value: float, max_value: float = MAX_NUMBER) -> Values:
     description = f"a number from {min_value} to {max_value}"
-    return Values(float, description, lambda x: _is_number(x) and min_value <= x <= max_value, "X")
+    return Values(float, description, lambda x: _is(Real, x) and min_value <= x <= max_value, "X")
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+def _is(kind: type, value: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _is_text(value: Any) -> bool:  # in valid Unicode
@@ -73,7 +69,7 @@ def _is_word(value: Any) -> bool:
 
 
 def _is_bias(value: Any) -> bool:
-    return _is_number(value) and (value == -math.inf or abs(value) <= MAX_NUMBER)
+    return _is(Real, value) and (value == -math.inf or abs(value) <= MAX_NUMBER)
 
 
 def _are(entry: Callable[[Any], bool], values: Any) -> bool:
@@ -81,7 +77,7 @@ def _are(entry: Callable[[Any], bool], values: Any) -> bool:
 
 
 SWITCH = Values(bool, "True or False", lambda v: isinstance(v, bool))
-ANY = Values(int, "a whole number", _is_integer, "N")
+ANY = Values(int, "a whole number", partial(_is, Integral), "N")
 COUNT = integers(0)
 SIZE = integers(1)
 _is_token = COUNT.accepts
