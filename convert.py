@@ -56,9 +56,8 @@ def main() -> None:
         return
     quantization = None
     if args.quantize:
-        quantization = Quantization(
-            args.q_mode or "affine", args.q_bits or 0, args.q_group_size or 0
-        )
+        mode = args.q_mode or "affine"
+        quantization = Quantization(mode, args.q_bits or 0, args.q_group_size or 0)
     folder = convert(
         args.adapter_path or args.model,
         args.mlx_path,

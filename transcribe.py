@@ -130,10 +130,9 @@ def sounds_and_names(args: argparse.Namespace, output: Output) -> list[tuple[str
     check_apart(args, written)
     output.folder.mkdir(parents=True, exist_ok=True)
     missing = [(source, name) for source, name in sounds if output.check(name)]
-    if len(missing) < len(sounds):
-        reporter.note(
-            f"{len(sounds) - len(missing)} of {len(sounds)} files were transcribed before"
-        )
+    done = len(sounds) - len(missing)
+    if done:
+        reporter.note(f"{done} of {len(sounds)} files were transcribed before")
     return missing
 
 

@@ -67,14 +67,11 @@ class Names:
         if not copies:
             raise InputError(f"the checkpoint has no {first}: not a {self.family}-type model")
         embedding = tensors[copies[0]]
-        used = {first: embedding}
-        for name in copies[1:]:
-            if not equal(embedding, tensors[name]):
-                if name != head:
-                    raise InputError(
-                        f"{name} and {copies[0]} differ: not a {self.family}-type model"
-                    )
-                used[head] = tensors[head]
+        different = [name for name in copies[1:] if not equal(embedding, tensors[name])]
+        if different not in ([], [head]):
+            fault = f"{different[0]} and {copies[0]} differ"
+            raise InputError(f"{fault}: not a {self.family}-type model")
+        used = {first: embedding} | {name: tensors[name] for name in different}
         return used | {name: tensor for name, tensor in tensors.items() if name not in copies}
 
     def rename(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

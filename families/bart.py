@@ -30,9 +30,7 @@ class Kind:
     """The settings of a model_type, and transformers' defaults for keys that old files lack."""
 
     norm_first: bool  # before each sub-layer and after the stack, not after each residual sum
-    positions: (
-        str  # "learned", and normed; "sinusoidal"; "counted": fairseq's sinusoids, padding skipped
-    )
+    positions: str  # "learned", normed; "sinusoidal"; "counted": fairseq's, padding skipped
     pad: int
     bos: int | None
     eos: int

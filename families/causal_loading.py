@@ -43,11 +43,9 @@ def runs_in_mlx_lm(config: Mapping) -> bool:
 
 def find_mlx_lm_folder(name: str, base: str | None = None) -> Path | None:
     """The folder of a decoder-only model: a path, a name under mlx_models/, or one in the hub's cache."""
-    folders = [Path(name), converted_path(name, base)]
     snapshot = cached(name) if is_on_hub(name) else None
-    if snapshot:
-        folders.append(snapshot)
-    return next((folder for folder in folders if is_mlx_lm_folder(folder)), None)
+    folders = filter(None, [Path(name), converted_path(name, base), snapshot])
+    return next(filter(is_mlx_lm_folder, folders), None)
 
 
 def is_mlx_lm_folder(path: Path) -> bool:

@@ -81,10 +81,8 @@ def needed(model: Any, dtype: str) -> dict[int, int]:
     """Bits of the weights -> bytes of weights and caches to decode a batch, by shapes alone: nothing is computed."""
     model.set_dtype(getattr(mx, dtype))
     batch = _full_cache(model)
-    sizes = {16: batch + stored_size(model, dtype)}
-    for bits in (8, 4):
-        sizes[bits] = batch + stored_size(model, dtype, Quantization(bits=bits))
-    return sizes
+    forms = {16: None, 8: Quantization(bits=8), 4: Quantization(bits=4)}
+    return {bits: batch + stored_size(model, dtype, form) for bits, form in forms.items()}
 
 
 def _full_cache(model: Any) -> int:

@@ -126,9 +126,8 @@ class Whisper(EncoderDecoder):
         """As the contract says; with the target's encoder if it is the same, which then runs once for both."""
         if not isinstance(target, Whisper):
             return self
-        ours, theirs = (
-            f"{c.num_mel_bins} bins and {c.frames} frames" for c in (self.config, target.config)
-        )
+        configs = self.config, target.config
+        ours, theirs = (f"{c.num_mel_bins} bins and {c.frames} frames" for c in configs)
         if ours != theirs:
             raise InputError(f"the draft model reads {ours}, the model {theirs}")
         if not _equal(self.encoder, target.encoder):

@@ -226,9 +226,8 @@ class ModelDrafter(Drafter):
         draft = self._own_draft(contexts, plan.only(modelled), sampler)
         lengths = np.where(modelled, draft.lengths, copies.lengths)
         width = int(lengths.max())
-        tokens = mx.where(
-            mx.array(modelled[:, None]), _padded(draft.tokens, width), _padded(copies.tokens, width)
-        )
+        drafted, copied = (_padded(each.tokens, width) for each in (draft, copies))
+        tokens = mx.where(mx.array(modelled[:, None]), drafted, copied)
         q = None if draft.q is None else _padded(draft.q, width)
         certain = np.broadcast_to(~modelled[:, None], tokens.shape)
         return replace(draft, tokens=tokens, lengths=lengths, q=q, certain=certain)

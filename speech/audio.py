@@ -84,9 +84,8 @@ def listen(source: str, pieces: SimpleQueue[Piece], device: str | None = None) -
     try:
         import sounddevice  # type: ignore[import-untyped]
     except (ImportError, OSError) as error:
-        raise InputError(
-            f"the microphone needs sounddevice: pip install sounddevice ({error})"
-        ) from None
+        needed = "the microphone needs sounddevice: pip install sounddevice"
+        raise InputError(f"{needed} ({error})") from None
     try:
         number = int(device) if device and device.isdecimal() else device
         rate = RATE
@@ -172,11 +171,9 @@ def decoded(
 def _from_ffmpeg(
     file: BinaryIO, report: Report, check: Check, wanted: str | None, mixed: bool
 ) -> np.ndarray:
-    nothing_else = {"protocol_whitelist": "none"}  # open no file or address named in a playlist
+    alone = {"protocol_whitelist": "none"}  # open no file or address named in a playlist
     try:
-        with av.open(
-            file, "r", metadata_errors="replace", container_options=nothing_else
-        ) as container:
+        with av.open(file, "r", metadata_errors="replace", container_options=alone) as container:
             track = _track(container.streams.audio, wanted)
             layout = track.layout
             if mixed:

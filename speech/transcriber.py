@@ -182,7 +182,6 @@ def is_speech(name: str | Path) -> bool:
 def _load(name: str | Path, drafts: bool = False) -> tuple[Any, Tokenizer]:
     model, tokenizer = load(name)
     if not (isinstance(model, Whisper) or (drafts and model.draft_of)):
-        raise InputError(
-            f"{name} is not a speech model such as whisper-large-v3; for text, use main.py"
-        )
+        fault = "is not a speech model such as whisper-large-v3"
+        raise InputError(f"{name} {fault}; for text, use main.py")
     return model, tokenizer

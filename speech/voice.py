@@ -71,13 +71,12 @@ class Detector:
         x = np.hypot(spectra[..., :129], spectra[..., 129:])  # [chunks, 4, 129]
         for name, stride in (("conv1", 1), ("conv2", 2), ("conv3", 2), ("conv4", 1)):
             x = _convolved(x, name, stride)
-        gates = x[:, 0] @ w["lstm.weight_ih"].T + w["lstm.bias_ih"]
+        gates = x[:, 0] @ w["lstm.weight_ih"].T + w["lstm.bias_ih"] + w["lstm.bias_hh"]
         h, c = self._state
         recurrent = w["lstm.weight_hh"]
-        bias = w["lstm.bias_hh"]
         hidden = np.empty((len(seen), 128), np.float32)
         for t, given in enumerate(gates):
-            gate = given + recurrent @ h + bias
+            gate = given + recurrent @ h
             entry, forget, _, out = _sigmoid(gate).reshape(4, 128)
             c = forget * c + entry * np.tanh(gate[256:384])
             hidden[t] = h = out * np.tanh(c)
