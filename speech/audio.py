@@ -1,4 +1,5 @@
-"""Reads sound files: with PyAV, which brings FFmpeg, nearly all of them; without it 16 kHz wav."""
+"""Reads sound files: with PyAV, which brings FFmpeg, nearly all of them; without it 16 kHz wav. And Whisper's features
+of a sound: log-mel spectrograms (Radford et al. 2022, arXiv 2212.04356, section 2.2), in NumPy."""
 
 import io
 import math
@@ -9,7 +10,7 @@ import threading
 import time
 import wave
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import chain, groupby
 from operator import attrgetter
 from queue import SimpleQueue
@@ -18,7 +19,6 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from common.errors import InputError
-from speech.features import RATE
 from text.languages import Languages
 
 try:
@@ -27,6 +27,12 @@ try:
     from av.stream import Disposition
 except ImportError:
     av = None  # type: ignore[assignment]
+
+RATE = 16_000  # samples a second
+HOP = 160  # samples from one frame to the next
+FRAMES = RATE // HOP  # per second
+_WIDTH = 400  # samples of a frame
+_BLOCK = 6_000  # frames to transform together
 
 _HOLE = 0.1  # seconds without sound that silence stands in for; less is rounding
 _JUMP = 10  # seconds that are no hole where clocks may be set anew, as in broadcasts
@@ -287,3 +293,36 @@ def _from_wav(file: BinaryIO) -> np.ndarray:
         raise InputError(f"only {RATE} Hz wav of 16 bits {_WITHOUT}") from None
     whole = len(data) // (2 * channels) * 2 * channels
     return pcm(data[:whole]).reshape(-1, channels).T
+
+
+@cache
+def _filters(bins: int) -> np.ndarray:
+    """Slaney's mel filters from 0 to 8,000 Hz, each of the same area: [201, bins]."""
+    pitches = np.linspace(0, 1, bins + 2) * (15 + 27 * np.log(8) / np.log(6.4))  # in mel
+    edges = np.where(pitches < 15, pitches * 200 / 3, 1000 * 6.4 ** ((pitches - 15) / 27))  # in Hz
+    low, middle, high = edges[:-2], edges[1:-1], edges[2:]
+    tones = np.linspace(0, RATE / 2, _WIDTH // 2 + 1)[:, None]
+    rising, falling = (tones - low) / (middle - low), (high - tones) / (high - middle)
+    return np.maximum(0, np.minimum(rising, falling)) * 2 / (high - low)
+
+
+def log_mel(samples: np.ndarray, bins: int) -> np.ndarray:
+    """The features of a whole sound, [frames, bins] float32, a frame for every HOP samples.
+
+    samples: mono, in [-1, 1], at RATE. They are mirrored at the beginning and padded with silence at the end. Values
+    80 dB below the loudest are clipped, so a part of a sound has other features than the whole.
+    """
+    frames = len(samples) // HOP
+    silence = np.zeros(_WIDTH, np.float32)
+    before = np.append(samples[:_WIDTH], silence)[_WIDTH // 2 : 0 : -1]
+    padded = np.concatenate([before, samples, silence])
+    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(_WIDTH) / _WIDTH)
+    framed = np.lib.stride_tricks.sliding_window_view(padded, _WIDTH)[::HOP]
+    features = np.empty((frames, bins), np.float32)
+    for start in range(0, frames, _BLOCK):
+        block = slice(start, min(start + _BLOCK, frames))
+        energy = np.abs(np.fft.rfft(framed[block] * window)) ** 2  # [F, 201]
+        features[block] = np.log10(np.maximum(energy @ _filters(bins), 1e-10))
+    np.maximum(features, features.max(initial=-10.0) - 8, out=features)
+    features += 4
+    return np.divide(features, 4, out=features)

@@ -12,8 +12,7 @@ import numpy as np
 
 from common.errors import InputError
 from speculative.driver import Task, Work
-from speech.audio import Piece
-from speech.features import FRAMES, HOP, RATE, log_mel
+from speech.audio import FRAMES, HOP, RATE, Piece, log_mel
 from speech.options import TranscribeOptions
 from speech.pipeline import Pipeline
 from speech.segments import Transcript, Window

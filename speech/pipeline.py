@@ -18,7 +18,7 @@ from speculative.options import Options
 from speculative.processors import Processor
 from speculative.row import Row, Stats
 from speculative.sampling import RowSeeds
-from speech.features import FRAMES
+from speech.audio import FRAMES
 from speech.options import TranscribeOptions
 from speech.rules import SECONDS_PER_TIMESTAMP, Against, OneOf, Special
 from speech.segments import Attempt, Segment, Transcript, Window

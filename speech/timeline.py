@@ -7,7 +7,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from speech.features import FRAMES
+from speech.audio import FRAMES
 from speech.segments import Segment, Word
 from speech.voice import PAUSE_CHANCE, stretches, with_speech
 

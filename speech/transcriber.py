@@ -16,7 +16,7 @@ from families.loading import find
 from families.whisper import Whisper
 from speculative.driver import Task, result_of
 from speculative.row import Row, Stats
-from speech.features import HOP, RATE, log_mel
+from speech.audio import HOP, RATE, log_mel
 from speech.live import PAUSE, Live, OnHeard
 from speech.options import TranscribeOptions
 from speech.pipeline import Pipeline

@@ -9,7 +9,7 @@ from typing import cast
 import mlx.core as mx
 import numpy as np
 
-from speech.features import FRAMES, HOP
+from speech.audio import FRAMES, HOP
 
 _WEIGHTS = Path(__file__).with_name("silero_vad.safetensors")
 _CHUNK, _CONTEXT = 512, 64  # samples that have one probability, and those seen before them

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from families.whisper import Whisper
-from speech.features import FRAMES
+from speech.audio import FRAMES
 from speech.options import AFTER, BEFORE
 from speech.rules import SECONDS_PER_TIMESTAMP, TASKS, Special
 from speech.segments import Segment, Window, Word

@@ -24,7 +24,7 @@ from families.loading import find
 from speculative.driver import Ended, Task, result_of, resume
 from speculative.row import Stats
 from speech import audio
-from speech.features import RATE
+from speech.audio import RATE
 from speech.formats import Output, lines
 from speech.live import Heard
 from speech.options import TranscribeOptions

@@ -21,8 +21,7 @@ from helpers.programs import DEMO, ROOT, call
 from helpers.serving import Server, openai_client
 
 from families.conversion import convert
-from speech.audio import from_ulaw, listen, pcm
-from speech.features import HOP, RATE
+from speech.audio import HOP, RATE, from_ulaw, listen, pcm
 from speech.live import Live
 from speech.options import TranscribeOptions
 from speech.pipeline import Pipeline

@@ -13,7 +13,7 @@ import speech.timeline
 import speech.transcriber
 from families.whisper import Encoder
 from speculative.row import Stats
-from speech.features import HOP, RATE
+from speech.audio import HOP, RATE
 from speech.options import TranscribeOptions
 from speech.pipeline import Pipeline
 from speech.rules import Special

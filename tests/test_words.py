@@ -15,8 +15,7 @@ from transformers.models.whisper import generation_whisper as theirs
 import speech.pipeline
 import speech.transcriber
 from families.conversion import convert
-from speech.audio import read
-from speech.features import HOP, RATE, log_mel
+from speech.audio import HOP, RATE, log_mel, read
 from speech.formats import FORMATS
 from speech.options import Layout, TranscribeOptions
 from speech.segments import Segment, Transcript, Word
