@@ -2,6 +2,7 @@
 footnotes, definitions and math. Code, HTML, links' targets and tables stay."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -50,9 +51,14 @@ def parse(data: bytes, bilingual: bool = False) -> Document:
     linked = {_slug(target): target for target in _LINKED.findall(source)}
 
     def find(source: str) -> Iterator[Paragraph]:
+        seen = Counter[str]()
         for each, parent in [*_passages(source, parser, names)]:
-            target = linked.get(_slug(each.text)) if parent == "heading_open" else None
-            anchor = f'<a id="{target}"></a>' if target else ""
+            anchor = ""
+            if parent == "heading_open":
+                slug = _slug(each.text)
+                target = linked.get(f"{slug}{seen[slug] or ''}")  # the second one's ends in 1
+                seen[slug] += 1
+                anchor = f'<a id="{target}"></a>' if target else ""
             for paragraph in _paragraphs(each, parser, names):
                 yield replace(paragraph, raw=anchor + paragraph.raw, ends=(anchor, ""))
 
@@ -82,7 +88,7 @@ def _part(source: str, whole: Passage, start: int, stop: int) -> Passage:
 
 def _events(parser: Any, names: dict[str, Any], raw: str) -> Iterator[Event]:
     """The targets of links and the like, however they are written, and the words."""
-    for token in parser.parseInline(raw, names)[0].children:
+    for token in _inline(raw, parser, names):
         words = "\n" if token.type.endswith("break") else token.content
         event = _event(token, 0, 0, words)
         name = event.name or token.type
@@ -91,7 +97,8 @@ def _events(parser: Any, names: dict[str, Any], raw: str) -> Iterator[Event]:
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"(?<!\\)([*_`~$\[\]<])", r"\\\1", text)
+    text = re.sub(r"\\?`", "&#96;", text)  # in code no backslash escapes
+    return re.sub(r"(?<!\\)([*_~$\[\]<])", r"\\\1", text)
 
 
 def _parser():
@@ -112,11 +119,16 @@ def _parser():
     return parser.disable(["footnote_tail", "text_join"])
 
 
+def _inline(text: str, parser: Any, names: dict[str, Any]) -> list[Any]:
+    """The tokens of a text, and of a line feed: dollarmath takes the last character for the one before the first."""
+    return parser.parseInline(f"{text}\n", names)[0].children
+
+
 def _located(text: str, parser: Any, names: dict[str, Any]) -> list[tuple[Any, Span]]:
     """The tokens of a text with their places; none if some are not understood."""
     found = list[tuple[Any, Span]]()
     at = 0
-    for token in parser.parseInline(text, names)[0].children:
+    for token in _inline(text, parser, names):
         raw = token.markup if token.nesting or token.type == "text_special" else token.content
         if token.type in _TOKENS:
             match = regex.compile(_TOKENS[token.type]).match(text, at)
