@@ -136,7 +136,7 @@ def texts_in_memory(decoder: SpeculativeDecoder, memory: Path, args) -> list[Tra
         write_texts(decoder, memory, languages, args)
     else:  # a model need not be told the languages of pairs
         languages = tuple(name and (tag_of(name) or name) for name in languages)
-    known = flags.read_memory(memory)
+    known = load_memory(memory, reporter.note)
     pairs = known.fitting(*languages)
     if len(pairs) < len(known.pairs):
         reporter.note(f"{memory}: {len(pairs)} of {len(known.pairs)} pairs are in these languages")
@@ -149,7 +149,7 @@ def write_texts(decoder: SpeculativeDecoder, memory: Path, languages: tuple, arg
     options = Options(source_lang=languages[0], target_lang=languages[1])
     memory.parent.mkdir(parents=True, exist_ok=True)
     memory_file = MemoryFile(memory)
-    texts = load_memory(memory, lambda line, reason: None).exact(*languages)
+    texts = load_memory(memory, lambda line: None).exact(*languages)
     if args.prompt_file:
         for response in answers(decoder, {*texts}, options, args):
             if response.finish_reason == "stop":

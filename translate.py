@@ -24,7 +24,7 @@ from terminal import cli, flags
 from terminal.display import Summary
 from terminal.models import Models, note_learned, open_decoder
 from text.languages import title
-from text.memory import TABLES, XML, MemoryFile
+from text.memory import TABLES, XML, MemoryFile, load_memory
 
 
 def parse_args(argv: list[str] | None = None):
@@ -83,7 +83,7 @@ def run_command(args) -> None:
     files, failures = load_all(args.documents, args.output, args.encoding, **settings)
     if args.report:
         check_free(args.report, args.force)
-    glossary = flags.read_memory(args.terms) if args.terms else None
+    glossary = load_memory(args.terms, reporter.note) if args.terms else None
     memory_file = MemoryFile(args.memory) if args.memory_append else None  # created if needed
     models = Models.of(args)
     decoder = open_decoder(models, options, verbose=args.verbose)

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -15,10 +15,7 @@ from common.errors import InputError
 from common.reporting import reporter
 from speculative.options import DECLARED, EARLY, TEXTS, Declared, Options, Values
 from terminal import cli
-from text.memory import TABLES, XML, Memory, Report, load_memory
-
-T = TypeVar("T")
-SHOWN = 20  # unusable lines of a file that are reported one by one
+from text.memory import TABLES, XML, load_memory
 
 _GROUPS = {  # groups of options with their own heading in --help
     "controls": "Defaults come from the checkpoint's generation_config.json, if it sets them.",
@@ -83,21 +80,14 @@ def add_shared(parser: cli.Parser, *names: str) -> None:
         parser.add_argument(name, **SHARED[name])
 
 
-def read_memory(path: Path) -> Memory:
-    """The memory in a file."""
-    return _read(load_memory, path)
-
-
 def read_draft_vocabulary(name: str, tokenizer: Tokenizer) -> Collection[int] | str:
-    """The tokens in a file, or "auto" if that is its name."""
-    return name if name == "auto" else _read(partial(read_tokens, tokenizer), Path(name))
-
-
-def read_tokens(tokenizer: Tokenizer, path: Path, report: Report) -> set[int]:
-    """The tokens in a file: in the texts of a translation memory (.jsonl, .csv, .tsv, .tmx, .tbx), else in all lines.
-    Errors and `report` as in text.memory.load_memory."""
+    """The tokens in a file, in the texts of a translation memory (.jsonl, .csv, .tsv, .tmx, .tbx) or else in all lines; "auto"
+    if that is its name. Errors as in text.memory.load_memory, and InputError if there are none."""
+    if name == "auto":
+        return name
+    path = Path(name)
     if path.suffix.lower() in (".jsonl", ".csv", ".tsv", *XML):
-        texts = [pair.text for pair in load_memory(path, report).pairs]
+        texts = [pair.text for pair in load_memory(path, reporter.note).pairs]
     else:
         texts = path.read_text(encoding="utf-8-sig", errors="ignore").splitlines()
     tokens = set[int]()
@@ -106,17 +96,6 @@ def read_tokens(tokenizer: Tokenizer, path: Path, report: Report) -> set[int]:
     if not tokens:
         raise InputError(f"{path} holds no text")
     return tokens
-
-
-def _read(read: Callable[[Path, Report], T], path: Path) -> T:
-    """The result of reading a file. The first lines that cannot be used are reported on stderr."""
-    lines: list[str] = []
-    result = read(path, lambda line, reason: lines.append(f"line {line}: {reason}"))
-    for line in lines[:SHOWN]:
-        reporter.note(f"{path}, {line}")
-    if len(lines) > SHOWN:
-        reporter.note(f"{path}: {len(lines) - SHOWN} more such lines")
-    return result
 
 
 def check_apart(args, written: Iterable[tuple[str, Path | None]]) -> None:

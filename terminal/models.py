@@ -17,7 +17,8 @@ from demo.pair import demo_model
 from distillation.learning import Learner, draft_folder
 from distributed.ranks import ALONE, Ranks
 from families.loading import find
-from terminal.flags import read_draft_vocabulary, read_memory
+from terminal.flags import read_draft_vocabulary
+from text.memory import load_memory
 
 
 def merge_adapter(args: argparse.Namespace) -> None:
@@ -78,7 +79,7 @@ def open_decoder(
     if draft_model and models.draft_vocabulary:
         vocabulary = read_draft_vocabulary(models.draft_vocabulary, tokenizer)
     note_types(model, draft_model)
-    memory = read_memory(models.memory) if models.memory else None
+    memory = load_memory(models.memory, reporter.note) if models.memory else None
     decoder = SpeculativeDecoder(
         model, tokenizer, draft_model, memory, vocabulary, models.prefix_cache
     )

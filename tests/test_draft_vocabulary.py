@@ -14,13 +14,14 @@ from helpers.pairs import ours
 from helpers.programs import call
 
 from common.errors import InputError
+from common.reporting import reporter
 from decoder import Options, SpeculativeDecoder
 from families.causal import CausalModel
 from speculative.draft import Candidate
 from speculative.drafting import MAX_MISSES, MIN_TOKENS, DraftVocabulary, ModelDrafter, PromptLookup
 from speculative.sampling import probabilities
 from speculative.schedule import Schedule
-from terminal.flags import read_tokens
+from terminal.flags import read_draft_vocabulary
 from text.tokenizer import byte_tokenizer, completion
 
 COUPLED = dict(temp=0.9, top_p=0.9, seed=3, acceptance="coupled")
@@ -142,8 +143,9 @@ def test_costs_and_chances_are_learned_apart():
     assert of_each[0] > 2.9 > 1.1 > of_each[1]
 
 
-def test_the_tokens_of_files(tmp_path):
-    tokenizer, lines = byte_tokenizer(), []
+def test_the_tokens_of_files(tmp_path, monkeypatch):
+    tokenizer, notes = byte_tokenizer(), []
+    monkeypatch.setattr(reporter, "note", notes.append)
     files = {
         "a.txt": b"ab\n\xff\nb\n",
         "a.jsonl": json.dumps({"prompt": "x", "text": "ab"}).encode() + b"\n{\n",
@@ -151,9 +153,9 @@ def test_the_tokens_of_files(tmp_path):
     }
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-        tokens = read_tokens(tokenizer, tmp_path / name, lambda line, why: lines.append(line))
+        tokens = read_draft_vocabulary(str(tmp_path / name), tokenizer)
         assert tokens == {ord("a") + 3, ord("b") + 3}
-    assert lines == [2, 2]
+    assert [", line 2: " in note for note in notes] == [True, True]
 
 
 def test_what_any_text_needs_is_kept(demo_pair):

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import random
+import re
 import resource
 from pathlib import Path
 
@@ -25,8 +26,8 @@ def read(tmp_path):
     def of(name: str, content: bytes | str) -> tuple[list[Pair], list[int]]:
         path, reports = tmp_path / name, []
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        memory = load_memory(path, lambda line, reason: reports.append(line))
-        return list(memory.pairs), reports
+        memory = load_memory(path, reports.append)
+        return list(memory.pairs), [int(re.search(r", line (\d+):", line)[1]) for line in reports]
 
     return of
 

@@ -23,6 +23,7 @@ from text.languages import tag_of
 CLOSE = 0.7  # the least similarity that counts; translators' tools use 0.7 or 0.75
 XML = (".tmx", ".tbx")
 TABLES = (".csv", ".tsv", ".txt")
+SHOWN = 20  # lines that cannot be used and are reported one by one
 _TASK = re.compile(r"\s*(?:<2(\w+)>|>>(\w+)<<|([^:\n]{1,40}:(?=\s)))\s*")
 
 _UNITS = ("tu", "termEntry", "conceptEntry")  # of TMX and TBX
@@ -35,7 +36,6 @@ _HEADER = re.compile(r"(?i)(source|term)[^\t]*\t(target|translation)")
 _NOT_UTF_8 = "\ufffd"  # after decoding
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
-Report = Callable[[int, str], None]
 Line = tuple[int, str]  # its number and text
 Variant = tuple[str | None, str]  # a language and a text in it
 
@@ -127,9 +127,9 @@ def _fit(one: str | None, other: str | None) -> bool:
 # Files
 
 
-def load_memory(path: Path, report: Report) -> Memory:
-    """The memory in a file: XML (TMX, TBX), a table (CSV, or with tabs) or JSON lines (any other name). Calls
-    `report(line, reason)` for each line that it skips; lines count from 1. OSError or InputError if nothing can be used."""
+def load_memory(path: Path, report: Callable[[str], object]) -> Memory:
+    """The memory in a file: XML (TMX, TBX), a table (CSV, or with tabs) or JSON lines (any other name). Lines
+    that cannot be used are reported; they count from 1. OSError or InputError if none can be used."""
     suffix = path.suffix.lower()
     skipped = list[Line]()
     with open(path, "rb") as file, errors_name(path):
@@ -142,8 +142,10 @@ def load_memory(path: Path, report: Report) -> Memory:
         if skipped and not memory.pairs:
             line, reason = skipped[0]
             raise InputError(f"none of its {len(skipped)} lines can be used; line {line}: {reason}")
-    for each in skipped:
-        report(*each)
+    for line, reason in skipped[:SHOWN]:
+        report(f"{path}, line {line}: {reason}")
+    if len(skipped) > SHOWN:
+        report(f"{path}: {len(skipped) - SHOWN} more such lines")
     return memory
 
 
