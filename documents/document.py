@@ -16,7 +16,7 @@ from documents.sentences import UNIT, between, paragraphs
 from text.cues import NEWLINE, line_spans
 
 Span = tuple[int, int]
-Target = tuple[Span, bool]  # where formatting goes in a translation, and whether that is sure
+Target = tuple[Span, float]  # where formatting goes in a translation, and how sure that is, up to 1
 Targets = Sequence[Target] | None  # of a passage's formatting
 AllTargets = Sequence[Targets] | None  # of all passages
 Texts = Sequence[str | None]

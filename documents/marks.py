@@ -35,12 +35,12 @@ def targets_of(
             mark = max(start - starts[i], 0), min(end - starts[i], len(sources[i]))
             (begin, stop), sure = target_of(sources[i], texts[i], mark, aligned.get(pairs[i]))
             parts.append(((begins[i] + begin, begins[i] + stop), sure))
-        result.append(((parts[0][0][0], parts[-1][0][1]), all(sure for _, sure in parts)))
+        result.append(((parts[0][0][0], parts[-1][0][1]), min(sure for _, sure in parts)))
     return result
 
 
 def target_of(source: str, text: str, mark: Span, align: Align | None = None) -> Target:
-    """The target of a mark of a sentence in its translation, and whether that is sure: the whole sentence is the whole one, and
+    """The target of a mark of a sentence in its translation, and how sure that is: the whole sentence is the whole one, and
     words go where the same words are, or where the model has translated them; else to the same place, between words."""
     start, end = _trimmed(source, mark)
     words = source[start:end].strip()
@@ -54,8 +54,9 @@ def target_of(source: str, text: str, mark: Span, align: Align | None = None) ->
     if words or is_in_word:
         same, is_certain = _same_words(source, text, (start, end))
     if align and not is_certain:
-        target, is_certain = align((start, end))
-        same = target if is_certain else same
+        target, sure = align((start, end))
+        if sure:
+            return target, sure
     if same:
         return same, True
     begin, stop = _same_place(source, text, start), _same_place(source, text, end)

@@ -135,7 +135,7 @@ def placed(paragraph: Paragraph, text: str, targets: Sequence[Target]) -> list[S
     return spans
 
 
-def _wanted(paragraph: Paragraph, mark: Mark, span: Span, is_sure: bool, text: str) -> Span:
+def _wanted(paragraph: Paragraph, mark: Mark, span: Span, is_sure: float, text: str) -> Span:
     """The span of a mark without regard to others."""
     begin, end = span
     is_elsewhere = text[begin:end].strip() not in ("", paragraph.shown(mark))

@@ -117,9 +117,10 @@ class Translator:
 
     @cached_property
     def aligner(self) -> Aligner | None:
-        if self.languages not in self.aligners:
-            self.aligners[self.languages] = Aligner.of(self.decoder, self.options)
-        return self.aligners[self.languages]
+        key = self.languages
+        if key not in self.aligners:
+            self.aligners[key] = Aligner.of(self.decoder, self.options, bool(self._exact))
+        return self.aligners[key]
 
     def translate(self, document: Document, name: str = "") -> Translation:
         """A document's translation. name: for the progress bar."""
@@ -354,7 +355,7 @@ def _to_check(passage: Passage, targets: Targets) -> Iterator[str]:
     """The words whose formatting may be at others."""
     for span, (_, sure) in zip(passage.formatting, targets or (), strict=False):
         words = passage.text[slice(*span)].strip()
-        if words and not sure:
+        if words and sure < 1:
             yield f"check what belongs to {words!r}"
 
 

@@ -1,5 +1,6 @@
 """Which words became which: marks by hand-made alignments, readings of scripted attention, the demo's words."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -26,7 +27,8 @@ def aligned(source: str, text: str, links: str) -> Alignment:
     for j, numbers in enumerate(links.split()):
         for i in numbers.strip("-").split(",") if numbers != "-" else []:
             weights[j, int(i)] = 0.8
-    return Alignment(source, text, words(source), words(text), weights + 0.01)
+    nats = np.zeros(len(weights))
+    return Alignment(source, text, words(source), words(text), weights + 0.01, nats)
 
 
 @pytest.mark.parametrize(
@@ -91,12 +93,21 @@ def test_notes_go_behind_the_word_that_they_touch(before, expected):
 
 
 def test_what_no_words_say_is_not_sure():
-    vague = Alignment(ENGLISH, GERMAN, words(ENGLISH), words(GERMAN), np.ones((6, 6)))
+    vague = Alignment(ENGLISH, GERMAN, words(ENGLISH), words(GERMAN), np.ones((6, 6)), np.zeros(6))
     assert not vague.span((4, 8))[1]
     assert aligned("a", "...", "").span((0, 0)) == ((0, 0), True)
     assert aligned("a b", "...", "").span((0, 1)) == ((0, 3), False)
     assert aligned("-- ++", "x y", "-").span((0, 2)) == ((0, 3), False)
     assert not TO_GERMAN.span((8, 9))[1]  # a comma alone
+
+
+def test_the_place_of_words_that_the_model_would_not_have_written_is_half_sure():
+    doubtful = replace(TO_GERMAN, nats=np.array([0, 0, 0, 0, 9, 2]))
+    for mark, sure in (("red houses", 0.5), ("red", 0.5), ("houses", 1), ("king", 1)):
+        start = ENGLISH.index(mark)
+        place, certainty = TO_GERMAN.span((start, start + len(mark)))
+        assert certainty == 1
+        assert doubtful.span((start, start + len(mark))) == (place, sure)
 
 
 class Scripted:

@@ -327,6 +327,18 @@ def test_a_human_memorys_text_is_used_as_it_is_and_reported(run, tmp_path):
     assert "r.tsv already exists" in run("a.txt", "--to", "de", *arguments).stderr
 
 
+def test_formatting_of_a_persons_words_that_the_model_finds_unlikely_stays_and_is_named(
+    run, tmp_path
+):
+    source, own = HAUS.replace("king", "<b>king</b>"), GERMAN[HAUS]
+    (tmp_path / "a.html").write_text(source)
+    for word, named in (("König", False), ("Monarch", True)):
+        (tmp_path / "m.tsv").write_text(f"{HAUS}\t{own.replace('König', word)}\n")
+        result = run("a.html", "--to", "de", "--memory", "m.tsv", "--memory-exact", "--force")
+        assert f"<b>{word}</b>" in (tmp_path / "a.de.html").read_text()
+        assert ("a.html, line 1: check what belongs to 'king'" in result.stderr) == named
+
+
 @pytest.mark.parametrize(
     "name, output",
     [

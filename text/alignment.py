@@ -10,6 +10,7 @@ from itertools import islice, product
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import regex
 
@@ -25,6 +26,7 @@ _FADE = 0.97  # of what a text says, for each later one: 140 lines of rubbish co
 _TRIAL = 100  # texts that choose the layer; later the first of some
 _FEW = 16  # texts that choose it well enough
 _TOGETHER = 8  # texts in a call
+_UNLIKELY = 5  # nats a token: words that the model would not have written (docs/design.md)
 _TINY = 1e-9
 # A placeholder or a word; in scripts without spaces, a character. L'homme is two words; king's, aujourd'hui and п'ять are one.
 _WORD = regex.compile(
@@ -39,6 +41,7 @@ class Alignment:
     source_words, text_words: spans of characters, which marks do not split
     weights: [text_words, source_words], each the share of the text word's attention that the source word gets, times the
         share of the source word's that comes from the text word
+    nats: [text_words] that a token of each word costs the model, if it was asked
     """
 
     source: str
@@ -46,6 +49,7 @@ class Alignment:
     source_words: Sequence[Span]
     text_words: Sequence[Span]
     weights: np.ndarray
+    nats: np.ndarray
 
     @property
     def agreement(self) -> float:
@@ -56,8 +60,9 @@ class Alignment:
         other = alike.any(axis=0) | alike.any(axis=1, keepdims=True)
         return float(self.weights[alike | ~other].sum())
 
-    def span(self, mark: Span) -> tuple[Span, bool]:
-        """The place of a mark of the source in the text, and whether the two directions agree on it.
+    def span(self, mark: Span) -> tuple[Span, float]:
+        """The place of a mark of the source in the text, and how sure it is: 0 if the two directions do not agree on it, half
+        if they do, but the model would not have written these words.
 
         It goes around whole words. An empty mark, such as a note, goes behind the word that it touches, or before the next
         one if it touches only that.
@@ -83,7 +88,7 @@ class Alignment:
             (_, place), sure = self._around([behind - 1], (start, end))
         return (place, place), sure and start == end
 
-    def _around(self, inside: Sequence[int], mark: Span) -> tuple[Span, bool]:
+    def _around(self, inside: Sequence[int], mark: Span) -> tuple[Span, float]:
         """The place of words of the source, with the punctuation at their sides where the mark has some."""
         marked = self.weights[:, inside]
         share = marked.sum(axis=1) / np.maximum(self.weights.sum(axis=1), _TINY)
@@ -100,7 +105,11 @@ class Alignment:
         best = marked.argmax(axis=0)  # of each marked word
         agreed = (first <= best) & (best <= last)
         agreed &= np.isin(self.weights[best].argmax(axis=1), inside) & marked.any(axis=0)
-        return (begin, stop), bool(agreed.mean() >= 0.5)
+        if agreed.mean() < 0.5:
+            return (begin, stop), 0
+        if self.nats[first : last + 1].mean() > _UNLIKELY:
+            return (begin, stop), 0.5
+        return (begin, stop), 1
 
 
 def _punctuation(text: str) -> int:
@@ -111,7 +120,8 @@ def _punctuation(text: str) -> int:
 class Aligner:
     """Aligns prompts with their texts. Keep one for a run: its texts say how to read the model; earlier ones fade."""
 
-    def __init__(self, decoder: Any, options: Options):
+    def __init__(self, decoder: Any, options: Options, judges: bool = False):
+        """judges: whether the model would have written the words"""
         self._model = decoder.model
         self._text = decoder.text
         self._options = options.source_lang, options.target_lang, options.prompt_template
@@ -119,12 +129,13 @@ class Aligner:
         layers = range(len(self._model.decoder.layers))
         self.agreement = dict.fromkeys(product(layers, (0, 1)), 0.0)  # words, by reading
         self._texts = 0  # that were read
+        self._judges = judges
 
     @classmethod
-    def of(cls, decoder: Any, options: Options) -> "Aligner | None":
+    def of(cls, decoder: Any, options: Options, judges: bool = False) -> "Aligner | None":
         """For a SpeculativeDecoder; None if its model has no cross-attention, or only a rank's part."""
         can = decoder.model.attention and not decoder.model.ranks
-        return cls(decoder, options) if can else None
+        return cls(decoder, options, judges) if can else None
 
     @property
     def reading(self) -> Reading:
@@ -164,7 +175,11 @@ class Aligner:
         rows = [[*a, *b.ids][: config.max_positions] for a, b in zip(prefixes, texts, strict=True)]
         tokens, _ = padded(rows, config.pad_token_id)
         layers = dict.fromkeys(layer for layer, _ in readings)
-        _, scores = self._model.attention(prompts, mx.array(tokens), layers)
+        logits, scores = self._model.attention(prompts, mx.array(tokens), layers)
+        losses = np.zeros(tokens.shape)  # of each token but the first
+        if self._judges:
+            x = logits[:, :-1].astype(mx.float32)
+            losses = np.array(nn.losses.cross_entropy(x, mx.array(tokens[:, 1:])))
         means = {layer: mx.softmax(x, axis=-1).mean(axis=1) for layer, x in scores.items()}
         mx.eval(means)
         attention = {layer: np.array(x) for layer, x in means.items()}  # [B, T, S]
@@ -174,13 +189,16 @@ class Aligner:
             columns = _shares(encoded[b].spans, source_words)[: len(prompts[b])]
             lines = _shares(texts[b].offsets, text_words)
             lines /= np.maximum(lines.sum(axis=0), _TINY)  # the mean of a word's pieces
+            begin = len(prefixes[b]) - 1
+            x = losses[b, begin : begin + len(lines)]
+            nats = x @ lines[: len(x)]
             alignments = {}
             for layer, step in readings:
-                first = len(prefixes[b]) - 1 + step
+                first = begin + step
                 x = attention[layer][b, first : first + len(lines), : len(columns)]
                 x = lines[: len(x)].T @ x @ columns
                 x = x**2 / np.maximum(x.sum(axis=1, keepdims=True) * x.sum(axis=0), _TINY)
-                alignments[layer, step] = Alignment(source, text, source_words, text_words, x)
+                alignments[layer, step] = Alignment(source, text, source_words, text_words, x, nats)
             yield alignments
 
 

@@ -176,12 +176,10 @@ def _table_pairs(
 ) -> Iterator[Pair]:
     """The pairs of a table. A line has a text, its translation and perhaps both languages or a comment; or texts in the
     languages that the first line names. InputError for CSV with quotes at wrong places."""
-    if not lines:
-        return
     rows = [(number, text.split("\t")) for number, text in lines]
     if is_csv:
         rows = [*_csv_rows(lines)]
-    first = [cell.strip() for cell in rows[0][1]]
+    first = [cell.strip() for _, cells in rows[:1] for cell in cells]
     languages = _languages(first)
     if languages or _HEADER.match("\t".join(first)):
         del rows[0]

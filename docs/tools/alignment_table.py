@@ -1,5 +1,6 @@
 """The share of words, and of phrases of an adjective and a noun, that the demo target's cross-attention aligns right, by
-kind of word and by what one reads: the table of docs/design.md. The demo's own tables say what is right.
+kind of word and by what one reads; and the marks that are named in texts of people: the tables of docs/design.md. The demo's
+own tables say what is right.
 
     python docs/tools/alignment_table.py
 """
@@ -7,6 +8,7 @@ kind of word and by what one reads: the table of docs/design.md. The demo's own 
 import random
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from speculative.options import Options
 from text.alignment import Aligner, Alignment
 
 TEXTS = 300  # of each language
+JUDGED = 100  # of these, as people might write them
 CODES = {"German": "de", "French": "fr", "Spanish": "es"}
 ENDINGS = {"German": ("e", "en", "er", "es"), "French": ("",), "Spanish": ("", "s", "es")}
 
@@ -66,14 +69,66 @@ def is_marked(alignment: Alignment, words: range, expected: list[int]) -> bool:
     return span == (theirs[min(expected)][0], theirs[max(expected)][1])
 
 
+OWN_WORDS = {  # that the demo does not know
+    "German": "Monarch Gebäude erblickt uralte winzige Pforten Fürstin gewaltig Antlitz betrachtet",
+    "French": "monarque bâtiment aperçoit antique minuscule portail princesse énorme visage contemple",
+    "Spanish": "monarca edificio contempla antiguo diminuto portal princesa enorme rostro mira",
+}
+
+
+def by_people(
+    alignment: Alignment, right: dict, table: dict, words: list[str], rng: random.Random
+) -> Iterator[tuple[str, str, int, tuple[int, int] | None]]:
+    """Texts as people might write them: a kind, the text, the word of the source that is marked, and its place there."""
+    text = alignment.text
+    i, other = rng.sample(sorted(right), 2)
+    kind, j = right[i]
+    begin, end = alignment.text_words[j]
+    yield "the model's own text", text, i, (begin, end)
+    known = {form for of_kind, forms in table.values() if of_kind == kind for form in forms}
+    others = sorted(form for form in known if form not in text.lower())
+    for name, word in (("another word", rng.choice(words)), ("a wrong word", rng.choice(others))):
+        new = text[:begin] + word + text[end:]
+        yield f"{name} for the marked one", new, i, (begin, begin + len(word))
+    a, b = alignment.text_words[right[other][1]]
+    word = rng.choice(words)
+    shift = len(word) - (b - a) if a < begin else 0
+    yield "another word elsewhere", text[:a] + word + text[b:], i, (begin + shift, end + shift)
+    yield "the marked word is left out", text[:begin].rstrip() + text[end:], i, None
+
+
+def judge(
+    decoder: SpeculativeDecoder, pairs: list[tuple[str, str]], options: Options, *rest
+) -> None:
+    """Count, in texts of people, the marks whose place is sure, and those of them that are named."""
+    rng = random.Random(1)
+    table, words, judged = rest
+    aligner = Aligner(decoder, options, judges=True)
+    made = []
+    for n, alignment in enumerate(aligner.align(pairs)):
+        right = right_words(alignment, table)
+        if len(right) > 1:
+            texts = [*by_people(alignment, right, table, words, rng)]
+            texts.append(("another sentence's text", pairs[n - 7][1], texts[0][2], None))
+            made += [(alignment.source, *each) for each in texts]
+    alignments = aligner.align([(source, text) for source, _, text, *_ in made])
+    for (_, kind, _, i, place), alignment in zip(made, alignments, strict=True):
+        span, sure = alignment.span(alignment.source_words[i])
+        if sure:
+            where = "right" if span == place else "wrong"
+            judged[kind].update({where: 1, f"{where}, named": int(sure < 1)})
+
+
 decoder = SpeculativeDecoder(*load(str(demo_model("target"))))
 counts = defaultdict[str, Counter](Counter)
+judged = defaultdict[str, Counter](Counter)
 for language, code in CODES.items():
     table, sources = translations(language), held_out(language)
     options = Options(target_lang=code)
     texts = [r.text for r in decoder.batch_generate(sources, **vars(options))]
     aligner = Aligner(decoder, options)
     pairs = list(zip(sources, texts, strict=True))
+    judge(decoder, pairs[:JUDGED], options, table, OWN_WORDS[language].split(), judged)
     best = aligner.align(pairs)
     every = aligner.read(pairs, [*aligner.agreement])
     for alignment, readings in zip(best, every, strict=True):
@@ -97,3 +152,8 @@ print(f"{'':20}", "    n", *columns, sep=" | ")
 for row, count in sorted(counts.items()):
     shares = [f"{count[c] / count['n']:.3f}" if c in count else "" for c in columns]
     print(f"{row:20}", f"{count['n']:5}", *map(str.rjust, shares, map(len, columns)), sep=" | ")
+columns = ["right", "right, named", "wrong", "wrong, named"]
+print(f"\n{'':31}", *columns, sep=" | ")
+for row, count in judged.items():
+    cells = [f"{count[c]:{len(c)}}" for c in columns]
+    print(f"{row:31}", *cells, sep=" | ")
