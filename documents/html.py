@@ -158,7 +158,7 @@ def _package(
     if named and change and not bilingual:
         source = _DC_LANGUAGE.sub(rf"\g<1>{change.new(named[2])}", source, 1)
         spine = _SPINE.search(source)
-        if spine and direction(change.source) != direction(change.target):
+        if spine and direction(change.source or named[2]) != direction(change.target):
             values = {"page-progression-direction": direction(change.target)}
             source = source.replace(spine[1], with_values(spine[1], values))
     return in_text(source.encode(), lambda _: ())

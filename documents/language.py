@@ -49,7 +49,7 @@ class LanguageChange:
         values = {name: self.new(tag) for name, tag in tags.items()}
         old = had.get("dir", "").lower()
         new = direction(self.target)
-        is_own = added != "" or old == direction(self.source)
+        is_own = added != "" or old == direction(self.source) or self.source is None
         if is_own and {old, new} == {"ltr", "rtl"}:
             values["dir"] = new
         return with_values(raw, values)

@@ -73,11 +73,13 @@ SAYS = [  # the source's language, the target's, a document and its translation
     ("a.html", None, "de", EN, '<html lang="de"><body dir="ltr"><p lang="de">a <i lang="de">b</i> <code lang="en">c</code></p>'),
     ("a.html", "en", "de-AT", "<html><p>a b</p>", '<html lang="de-AT"><p>a b</p>'),
     ("a.html", "he", "en", '<html dir="RTL"><p dir="rtl">a b <b dir="ltr">c</b></p>', '<html lang="en" dir="ltr"><p dir="ltr">a b <b dir="ltr">c</b></p>'),
+    ("a.html", None, "en", '<html dir="rtl"><p dir="rtl">a b', '<html lang="en" dir="ltr"><p dir="ltr">a b'),
     ("a.html", "en", "de", '<p class="x">a b</p>', '<p class="x">a b</p>'),
     ("a.html", "en", "en", "<html lang='en-GB' dir=ltr><p lang=en>a b", "<html lang='en-GB' dir=ltr><p lang=en>a b"),
     ("a.xhtml", "en", "de", '<html xmlns="x">a b</html>', '<html xml:lang="de" xmlns="x">a b</html>'),
     ("a.epub", "en", "de", epub("en-GB", "", ' xml:lang="en" lang="en"', ' xml:lang="en"'), epub("de", "", ' xml:lang="de" lang="de"', ' xml:lang="de"')),
     ("a.epub", "en", "fa", epub("en", "", "", ""), epub("fa", ' page-progression-direction="rtl"', ' dir="rtl" xml:lang="fa"', "")),
+    ("a.epub", None, "en", epub("he", ' page-progression-direction="rtl"', "", ""), epub("en", ' page-progression-direction="ltr"', ' xml:lang="en"', "")),
     ("a.docx", "en", "de", docx(lang("en-US", "en-US"), run=lang("en-GB")), docx(lang("de", "en-US"), run=lang("de"))),
     ("a.docx", "en", "de", docx(lang("it"), run=lang("fr-FR")), docx(lang("de"), run=lang("fr-FR"))),
     ("a.docx", "en", "ja", docx(lang("en-US", "en-US")), docx(lang("en-US", "ja"))),
@@ -131,7 +133,9 @@ def test_a_short_run_of_another_language_does_not_name_that_of_its_paragraph():
     assert written in contents(new)["word/document.xml"]
 
 
-def test_a_translator_names_the_language_that_it_knows(decoder):
-    document = replace(read(Path("a.html"), b'<html lang="en"><p>The king sees.'), strict=True)
-    written = Translator(decoder, Options(target_lang="de")).translate(document).data
-    assert written.startswith(b'<html lang="de"><p>Der ')
+def test_a_translator_names_the_language_that_it_knows_and_stays_strict(decoder):
+    page = b'<html lang="en"><p>The king sees.</p><p>The {name} sees {{y}} old doors.</p>'
+    document = replace(read(Path("a.html"), page), strict=True)
+    written = Translator(decoder, Options(target_lang="de")).translate(document).data.decode()
+    assert written.startswith('<html lang="de"><p>Der ')
+    assert written.endswith("<p>The {name} sees {{y}} old doors.</p>")

@@ -153,6 +153,11 @@ def test_documents(server, work):
     assert (
         status == 200 and [request(server, "GET", path) for _ in range(2)] == [(200, expected)] * 2
     )
+    body = upload(PAIR, "a.html", f'<html lang="en"><p>{KING}'.encode())
+    _, data = request(server, "POST", "/translate_file", body, **MULTIPART)
+    page = json.loads(data)["translatedFileUrl"].removeprefix(server.url)
+    new = f'<html lang="de"><p>{GERMAN[KING]}'.encode()
+    assert request(server, "GET", page) == (200, new)
     body = upload({"target_lang": "DE"}, "film.srt", FILM.encode())
     document = json.loads(request(server, "POST", "/v2/document", body, **MULTIPART)[1])
     key, path = (
