@@ -8,6 +8,7 @@ lines of a file may share their instructions.
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import mlx.core as mx
@@ -73,12 +74,8 @@ class PrefixCache:
 
     def _longest(self, model: Any, tokens: Any) -> tuple[int, Prefix | None]:
         wanted = np.array(tokens, np.int64)
-        length, longest = 0, None
-        for each in self._prefixes:
-            shared = each.common(wanted) if each.model is model else 0
-            if shared > length:
-                length, longest = shared, each
-        return length, longest
+        known = [(each.common(wanted), each) for each in self._prefixes if each.model is model]
+        return max(known, key=itemgetter(0), default=(0, None))
 
     def begin(self, model: Any, cache: SlotCache, prompts: TokenLists) -> list[int]:
         """Fill an empty cache with the prefixes of the prompts that are here; return how many tokens of each. Then
@@ -105,7 +102,7 @@ class PrefixCache:
     def _copy(self, model: Any, cache: SlotCache, row: int, prompt: Sequence[int]) -> int:
         """Fill a row with the longest prefix of a prompt but for its last token; return how many tokens it has."""
         n, prefix = self._longest(model, prompt[:-1])
-        if prefix:
+        if prefix and n:
             self._use(prefix)
             part = copy(prefix.cache)
             part.cursor = n

@@ -81,11 +81,8 @@ ANY = Values(int, "a whole number", partial(_is, Integral), "N")
 COUNT = integers(0)
 SIZE = integers(1)
 _is_token = COUNT.accepts
-DRAFT = replace(
-    COUNT,
-    description=f"{COUNT.description}, or auto",
-    accepts=lambda v: v == AUTO or COUNT.accepts(v),
-    choices=(AUTO,),
+DRAFT = Values(
+    int, f"{COUNT.description}, or auto", lambda v: v == AUTO or COUNT.accepts(v), "N", (AUTO,)
 )
 FRACTION = numbers(0, 1)
 POSITIVE_FRACTION = replace(

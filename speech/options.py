@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from common.errors import InputError
@@ -51,15 +51,10 @@ _TEXT = Values(str, "a text", lambda v: isinstance(v, str), "TEXT", read=str)
 _IDS = Values(list, "ids of tokens, or -1", lambda v: all(map(TOKEN.accepts, v)), "IDS", read=ids)
 _CLIPS = Values(list, "seconds, each later than the one before", _are_clips, "LIST", read=seconds)
 _NUMBER = numbers(-MAX_NUMBER)
-_NUMBER_OR_NONE = replace(
-    _NUMBER,
-    description="a number, or none",
-    accepts=lambda x: x is None or _NUMBER.accepts(x),
-    read=number,
+_NUMBER_OR_NONE = Values(
+    float, "a number, or none", lambda x: x is None or _NUMBER.accepts(x), "X", read=number
 )
-_POSITIVE = replace(
-    numbers(0), description="a number above 0", accepts=lambda x: 0 < x <= MAX_NUMBER
-)
+_POSITIVE = Values(float, "a number above 0", lambda x: 0 < x <= MAX_NUMBER, "X")
 _switch = partial(option, False, SWITCH, words="no")
 _text = partial(option, "", _TEXT, words="none")
 _size = partial(option, None, SIZE)

@@ -73,10 +73,9 @@ class Detector:
             x = _convolved(x, name, stride)
         gates = x[:, 0] @ w["lstm.weight_ih"].T + w["lstm.bias_ih"] + w["lstm.bias_hh"]
         h, c = self._state
-        recurrent = w["lstm.weight_hh"]
         hidden = np.empty((len(seen), 128), np.float32)
         for t, given in enumerate(gates):
-            gate = given + recurrent @ h
+            gate = given + w["lstm.weight_hh"] @ h
             entry, forget, _, out = _sigmoid(gate).reshape(4, 128)
             c = forget * c + entry * np.tanh(gate[256:384])
             hidden[t] = h = out * np.tanh(c)
