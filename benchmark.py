@@ -21,9 +21,8 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from benchmarks import measure, report
+from benchmarks import measure
 from benchmarks.check import all_is_well
-from benchmarks.report import Setting
 from common.errors import InputError
 from decoder import Options, load
 from demo.pair import CAUSAL_SHAPES, KINDS, SHAPES, SHORT_KINDS, examples
@@ -97,19 +96,19 @@ def check(args: argparse.Namespace, parser: cli.Parser) -> None:
 
 def our_ways(
     args: argparse.Namespace, target: Any, draft: Any | None, options: Options
-) -> dict[Setting | str, measure.Way]:
+) -> dict[measure.Setting | str, measure.Way]:
     """Our ways to decode, the first of them plain: each drafter with each draft length."""
     drafters = args.drafter or ["model" if draft else "lookup"]
     pairs = [("", 0), *product(drafters, args.num_draft)]
     if draft and not args.drafter and "auto" in args.num_draft:  # as in main.py
         pairs.append(("both", "auto"))
-    ways: dict[Setting | str, measure.Way] = {}
+    ways: dict[measure.Setting | str, measure.Way] = {}
     for batch_size in args.batch_size:
         for drafter, num_draft in pairs:
             draft_model = draft if drafter in ("model", "both") else None
             settings = replace(options, num_draft=num_draft, lookup=drafter in ("lookup", "both"))
             way = measure.decoding(target, draft_model, batch_size, **vars(settings))
-            ways[Setting(drafter, num_draft, batch_size)] = way
+            ways[measure.Setting(drafter, num_draft, batch_size)] = way
     return ways
 
 
@@ -178,7 +177,7 @@ def compare(
     models = measure.decoder(target)
     prompt_format = models.text.prompt_format()
     tokens = {p: models.maker.row(prompt_format.prompt(p), options).prompt for p in prompts}
-    facts = report.describe() | report.sizes(target, draft, tokens)
+    facts = measure.describe() | measure.sizes(target, draft, tokens)
     print("\n".join(f"{key}: {value}" for key, value in facts.items()), end="\n\n", flush=True)
 
     times = CallTimes(target, draft, tokens[prompts[0]], WIDTHS)
@@ -192,12 +191,12 @@ def compare(
     per_turn = args.per_turn or (len(prompts) if theirs else max(args.batch_size))
     settings: dict[str, Any] = dict(rounds=2, pause=1.0) if theirs else {}
     runs = measure.take_turns(ways, prompts, per_turn, times.measure, **settings)
-    costs = report.costs(times)
+    costs = measure.costs(times)
     if draft and args.batch_size[0] == 1:
         plain = next(iter(runs.values()))
         by_length = [times.step(drafted) for drafted in range(max(WIDTHS))]
         costs["oracle"] = measure.oracle_rate(plain.rows, draft, by_length)
-    return facts | costs | report.compare(runs, costs.get("oracle"))
+    return facts | costs | measure.compare(runs, costs.get("oracle"))
 
 
 def main() -> None:

@@ -17,8 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from benchmarks.measure import decoding, text_logits, widened
-from benchmarks.report import describe
+from benchmarks.measure import decoding, describe, text_logits, widened
 from checkpoints.weights import Quantization
 from decoder import load
 from demo.pair import DEMO, KINDS, default_dtype, demo_model, examples

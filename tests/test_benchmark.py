@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten
 
 import benchmark
 from benchmarks import measure
-from benchmarks.report import costs
+from benchmarks.measure import costs
 from decoder import load
 from demo.pair import demo_model, examples
 from docs.tools import picture

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from benchmarks.measure import decoder, widened_pair
-from benchmarks.report import describe
+from benchmarks.measure import decoder, describe, widened_pair
 from decoder import SpeculativeDecoder
 from terminal import cli
 
