@@ -39,6 +39,15 @@ class Evaluation:
         per_call = {k: sum(accuracy**i for i in range(k + 1)) for k in LENGTHS}
         return cls(accuracy, per_call, 1.0)
 
+    def improved(self, errors_left: float) -> "Evaluation":
+        """The evaluation to expect once only this share of the errors is left."""
+        k = min(LENGTHS)
+        shares = np.linspace(0, 1, 101)
+        share = np.interp(
+            self.per_call[k], [Evaluation.of_accuracy(a).per_call[k] for a in shares], shares
+        )
+        return Evaluation.of_accuracy(1 - errors_left * (1 - float(share)))
+
     def speedup(self, times: CallTimes) -> float:
         """The best of these lengths and of none."""
         gains = [n * times.step(0) / times.step(k) for k, n in self.per_call.items()]

@@ -5,7 +5,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from checkpoints.folder import read_json
 from common.errors import InputError
 from common.reporting import reporter
 from decoder import load
-from distillation.batches import TrainingBatch
-from distillation.evaluation import Evaluation, call_times, evaluate
+from distillation.evaluation import call_times
 from distillation.texts import TrainingText
 from distillation.training import BATCH, CACHE_SHARE, Training, new_draft
 from families import distilled
@@ -30,8 +28,8 @@ EPOCHS = 10
 MAX_STEPS = 400
 TRIED = 3  # steps after which the seconds of training are known
 DEEPER = 2.5  # how much longer its later steps take
-FIRST_ERRORS = 0.5  # share of tokens that a draft model of so few texts may draft wrong
-FALLING = 0.75  # share of these errors that is left once the texts have doubled
+FITTED = 32  # texts of which training would make what a draft model is that is only fitted
+FALLING = 0.75  # share of the errors that is left once the texts have doubled
 DRAFTS = 256  # the latest, whose accuracy is compared with the best so far
 WORSE = 0.7  # of that accuracy: the texts are of another kind
 SERVER_BATCH = 4  # texts of a step
@@ -85,11 +83,12 @@ class Learner:
         self._since = self._began, 0
         self._training_seconds = 0.0
         self._step_seconds = 0.0
+        self._learned_from = FITTED  # texts
         self._times: CallTimes | None = None
         self._serves = serves
         self._batch = SERVER_BATCH if serves else BATCH
         self._slow = 0  # pieces in a row
-        self._pieces: Iterator[None] | None = None  # of training that has begun
+        self._pieces: Iterator[Any] | None = None  # of training that has begun
         self._stopped = False
 
     def learn(self, row: Row, seen: tuple[mx.array, mx.array]) -> None:
@@ -163,50 +162,46 @@ class Learner:
         self._stopped = True
         reporter.note(reason)
 
-    def _session(self, texts: Sequence[TrainingText]) -> Iterator[None]:
+    def _session(self, texts: Sequence[TrainingText]) -> Iterator[Any]:
         """Train on these texts, piece by piece, unless it does not pay."""
         self._next_look = 2 * len(texts)
         left = self._done if self.total is None else self.total - self._done
         if self.total is not None and not self._step_seconds and left < self._done:
             return
-        accuracy = 0.0
-        if self.version and not self._serves:
-            latest = TrainingBatch.from_texts(self._target, texts[-2 * BATCH :])
-            accuracy = (yield from evaluate(self.draft, self._target, [latest])).accuracy
-        if self._promised and accuracy > self._promised - 0.05:
-            return
         draft = trained_draft(self._folder, self._target) or new_draft(self._target)
         steps = min(MAX_STEPS, EPOCHS * len(texts) // BATCH) * BATCH // self._batch
-        take = partial(self._take, draft)
+
+        def take(accuracy: float) -> None:
+            self._take(training, accuracy)
+
         training = Training(
             self._target, draft, texts, steps=steps, batch=self._batch, on_best=take
         )
+        if not (self._times or self._serves):
+            self._times = call_times(draft, self._target, texts[0].prompt, self._rows)
         pieces = training.pieces()
-        if not (self._serves or self._pays(training, pieces, left, accuracy)):
+        while not training.best:
+            yield next(pieces)
+        if self._promised and training.best.accuracy > self._promised - 0.05:
             return
-        for _ in pieces:
-            yield
+        if not (self._serves or self._pays(training, pieces, left)):
+            return
+        yield from pieces
+        self._learned_from = len(texts)
         self._promised = None  # from now on more texts may make it better
         learned = f"learned from {len(texts)} texts in {training.seconds:.0f} s"
         reporter.note(f"draft model: {learned}; {training.best}")
 
-    def _pays(
-        self, training: Training, pieces: Iterator[Any], left: float, accuracy: float
-    ) -> bool:
-        """Whether what is left, as `total` counts it, pays for training, of which the first steps are taken if they may tell.
-        accuracy: of the draft model, 0: untrained"""
-        texts = training.texts
-        if not self._times:
-            self._times = call_times(training.draft, self._target, texts[0].prompt, self._rows)
+    def _pays(self, training: Training, pieces: Iterator[Any], left: float) -> bool:
+        """Whether what is left, as `total` counts it, pays for training, of which the first steps are taken if they may tell."""
+        best, times = training.best, self._times
+        assert best and times and training.steps
         since, done = self._since
         seconds = left * (time.perf_counter() - since) / max(1, self._done - done)
-        errors = FALLING * (1 - accuracy)
-        if not accuracy:
-            errors = FIRST_ERRORS * FALLING ** math.log2(len(texts) / FIRST)
-        before = Evaluation.of_accuracy(accuracy).speedup(self._times)
-        after = Evaluation.of_accuracy(1 - errors).speedup(self._times)
-        assert training.steps
-        max_step_seconds = seconds * (1 - before / after) / (training.steps * DEEPER)
+        doublings = math.log2(len(training.texts) / self._learned_from)
+        after = best.improved(FALLING**doublings).speedup(times)
+        gain = seconds * (1 - best.speedup(times) / after)
+        max_step_seconds = gain / (training.steps * DEEPER)
         # A step's seconds are not known, or from the last time: it is tried only if they would pay.
         if max_step_seconds <= self._step_seconds:
             return False
@@ -216,12 +211,17 @@ class Learner:
             self._step_seconds = time.perf_counter() - began
         return max_step_seconds > self._step_seconds
 
-    def _take(self, draft: Any, accuracy: float) -> None:
-        """Save a better draft model, and decode with it."""
+    def _take(self, training: Training, accuracy: float) -> None:
+        """Decode with a better draft model, and save it if it has been trained and not only fitted."""
+        draft, best, times = training.draft, training.best, self._times
         dtype = distilled.type_of(self._target)
-        distilled.save(draft, self._target, self._name, self._folder, dtype, accuracy)
-        saved, _ = load(self._folder)
-        distilled.set_weights(self.draft, saved.weights)
+        if training.steps_done:
+            distilled.save(draft, self._target, self._name, self._folder, dtype, accuracy)
+        elif best and times and best.speedup(times) == 1:
+            return
+        weights = distilled.stored_weights(draft, dtype)
+        mx.eval(weights)  # what is lazy can only be computed by the thread that made it
+        distilled.set_weights(self.draft, weights)
         self.version += 1
 
     def summary(self) -> str | None:

@@ -30,7 +30,7 @@ STATE_LOSS = 16.0  # weight of the states' relative squared error
 DEPTH = 3  # drafted tokens in training
 RATE = 0.16  # learning rate, over the model's width
 FIT = 16  # batches to fit `mix` to
-WARM_UP = 50  # steps
+WARM_UP = 50  # steps, but a fifth of all at most
 PATIENCE = 3  # bad evaluations in a row, after which it ends in half as many steps again
 GAIN = 0.002  # of accuracy, below which an evaluation is bad
 EVAL_SECONDS = 30
@@ -96,8 +96,8 @@ def distill(
 
 @dataclass
 class Training:
-    """Trains a draft model, which has its best weights in the end. Iterate to train: yields each evaluation on held-out texts.
-    InputError for fewer than two texts."""
+    """Trains a draft model, which has its best weights in the end. Iterate to train: yields each evaluation on held-out texts,
+    the first before any step. InputError for fewer than two texts."""
 
     target: EncoderDecoder
     draft: Any  # from `new_draft`, or one to train further
@@ -150,9 +150,11 @@ class Training:
             yield None
         if self._weights["mix.weight"].any():  # it has been trained
             self.best = yield from evaluate(self.draft, self.target, self._held_out)
+            yield self.best
         else:
             some = islice(self._batches, FIT * BATCH // self.batch)
             self._weights["mix.weight"] = yield from fit_mix(self.draft, self.target, some)
+            yield (yield from self._evaluate())
         next_eval = self.seconds + EVAL_SECONDS
         progress = 0.0
         while progress < 1:
@@ -173,7 +175,7 @@ class Training:
         if not mx.isfinite(value).item():
             raise InputError(f"the loss is {value.item()} after {self.steps_done} steps")
         gradients, _ = optimizers.clip_grad_norm(gradients, 1.0)
-        factor = min((self.steps_done + 1) / WARM_UP, 1 - progress)
+        factor = min((self.steps_done + 1) / min(WARM_UP, self.max_steps / 5), 1 - progress)
         self._optimizer.learning_rate = self._rate * factor
         self._weights = self._optimizer.apply_gradients(gradients, self._weights)
         mx.eval(self._weights, self._optimizer.state)
@@ -189,7 +191,7 @@ class Training:
         if self._bad_evals == PATIENCE:
             self.max_steps = min(self.max_steps, 1.5 * self.steps_done)
         longest = max(LENGTHS)
-        if not best or evaluation.per_call[longest] > best.per_call[longest]:
+        if not best or evaluation.per_call[longest] >= best.per_call[longest]:
             self.best = evaluation
             self._best_weights = self._weights
             self.on_best(evaluation.accuracy)

@@ -68,6 +68,12 @@ def own_weights(draft: Any) -> Weights:
     return {name: x for name, x in weights.items() if name.partition(".")[0] in draft.own}
 
 
+def stored_weights(draft: Any, dtype: str) -> Weights:
+    """Its own weights in the types in which a folder of `dtype` has them."""
+    weights = own_weights(draft).items()
+    return {name: x.astype(getattr(mx, stored_type(name, dtype))) for name, x in weights}
+
+
 def set_weights(draft: Any, weights: Weights) -> None:
     draft.decoder.update(tree_unflatten(list(weights.items())))
 
@@ -98,9 +104,7 @@ def save(
         dtype=dtype,
         accuracy=accuracy,
     )
-    arrays = {}
-    for key, weight in own_weights(draft).items():
-        arrays[key] = to_numpy(weight.astype(getattr(mx, stored_type(key, dtype))))
+    arrays = {name: to_numpy(weight) for name, weight in stored_weights(draft, dtype).items()}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with nullcontext(folder) if folder.exists() else replacing(folder) as made:
         made.mkdir(exist_ok=True)

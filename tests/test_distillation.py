@@ -224,14 +224,14 @@ def test_the_best_state_brings_the_most_tokens_a_call(monkeypatch):
 
     def evaluated(trained):
         yield
-        return results[trained.steps_done - 1]
+        return Evaluation(*results[trained.steps_done], 1.0)
 
-    results = [Evaluation(0.9, {4: 2.0, 8: 2.0}, 1.0), Evaluation(0.8, {4: 3.0, 8: 3.0}, 1.0)]
+    results = [(0.7, {4: 1.0, 8: 1.0}), (0.9, {4: 2.0, 8: 2.0}), (0.8, {4: 3.0, 8: 3.0})]
     monkeypatch.setattr(training, "evaluate", lambda *args: evaluated(trained))
     monkeypatch.setattr(training, "EVAL_SECONDS", 0)
     target = ours("t5")
     trained = Training(target, new_draft(target), texts_of(target, 9), steps=2)
-    assert [trained.best is evaluation for evaluation in trained] == [True, True]
+    assert [trained.best is evaluation for evaluation in trained] == [True, True, True]
 
 
 def test_only_models_with_an_encoder_are_distilled():

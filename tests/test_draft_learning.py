@@ -6,6 +6,7 @@ import pytest
 
 from decoder import SpeculativeDecoder, load
 from distillation import learning
+from distillation.evaluation import Evaluation
 from distillation.learning import Learner
 from speculative.drafting import ModelDrafter
 
@@ -16,7 +17,7 @@ PROMPTS = [f"translate number to German: {n}" for n in range(1000, 60_000, 997)]
 def eager(monkeypatch):
     """Trains early, without asking whether it pays."""
     monkeypatch.setattr(learning, "FIRST", 8)
-    monkeypatch.setattr(learning, "EPOCHS", 8)
+    monkeypatch.setattr(learning, "EPOCHS", 40)
     monkeypatch.setattr(Learner, "_pays", lambda *args: True)
 
 
@@ -44,12 +45,23 @@ def test_texts_are_those_without_a_draft_model(decoder, eager, tmp_path, batch_s
 def test_the_next_run_begins_with_what_was_learned(decoder, eager, tmp_path):
     folder = tmp_path / "draft"
     learned, learner = learns(decoder.model, decoder.tokenizer, folder)
-    learned.batch_generate(PROMPTS[:24], max_tokens=24, num_draft=3)
+    learned.batch_generate(PROMPTS[:40], max_tokens=24, num_draft=3)
     accuracy = json.loads((folder / "config.json").read_text())["accuracy"]
     again, learner = learns(decoder.model, decoder.tokenizer, folder)
-    (first,) = again.batch_generate(PROMPTS[30:31], max_tokens=24, num_draft=3)
+    (first,) = again.batch_generate(PROMPTS[40:41], max_tokens=24, num_draft=3)
     assert learner.version == 1 and first.stats.draft_tokens and 0 < accuracy <= 1
     assert load(folder)[0].for_target(decoder.model).layers == [2]
+
+
+def test_a_fitted_draft_model_drafts_before_any_training_and_is_not_saved(
+    decoder, eager, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Learner, "_pays", lambda *args: False)
+    monkeypatch.setattr(Evaluation, "speedup", lambda *args: 2.0)
+    learned, learner = learns(decoder.model, decoder.tokenizer, tmp_path / "draft")
+    found = learned.batch_generate(PROMPTS[:40], batch_size=4, max_tokens=24, num_draft=3)
+    assert sum(each.stats.accepted for each in found) > 20
+    assert learner.version and not (tmp_path / "draft").exists()
 
 
 def test_a_small_job_never_trains(decoder, tmp_path, monkeypatch):
