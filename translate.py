@@ -95,8 +95,7 @@ def run_command(args) -> None:
     report_languages(translator)
     languages = translator.source_lang, translator.target_lang
     if glossary and not glossary.fitting(*languages):
-        count = len(glossary.pairs)
-        raise InputError(f"{args.terms}: none of its {count} pairs is in these languages")
+        raise InputError(f"{args.terms}: none of {len(glossary.pairs)} pairs is in these languages")
     files = [
         file._replace(output=output_of(file.name, args.output, languages, file.inside))
         for file in files

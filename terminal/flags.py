@@ -90,9 +90,8 @@ def read_draft_vocabulary(name: str, tokenizer: Tokenizer) -> Collection[int] | 
         texts = [pair.text for pair in load_memory(path, reporter.note).pairs]
     else:
         texts = path.read_text(encoding="utf-8-sig", errors="ignore").splitlines()
-    tokens = set[int]()
-    for text in texts:
-        tokens.update(tokenizer.encode(text, add_special_tokens=False).ids)
+    encoded = (tokenizer.encode(text, add_special_tokens=False).ids for text in texts)
+    tokens = {token for ids in encoded for token in ids}
     if not tokens:
         raise InputError(f"{path} holds no text")
     return tokens

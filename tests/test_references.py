@@ -177,7 +177,8 @@ def test_damaged_lines_of_a_memory_are_named_and_the_rest_is_used(demo_folders):
     result = call("-p", PROMPT, "--memory", "m.tsv", cwd=demo_folders)
     assert result.returncode == 0
     assert (
-        result.stderr.splitlines()[0] == "m.tsv, line 1: not two texts in UTF-8 separated by a tab"
+        result.stderr.splitlines()[0]
+        == "m.tsv, line 1: not two texts in UTF-8 separated by a tab (in .csv also ; or ,)"
     )
     assert result.stderr.splitlines()[20:] == ["m.tsv: 3 more such lines"]
     result = call("-p", PROMPT, "--memory", "m.tsv", "--memory-append", cwd=demo_folders)

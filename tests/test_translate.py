@@ -374,7 +374,7 @@ def test_a_sentence_cut_short_is_named(run, tmp_path, monkeypatch):
         (["b.txt", "--to", "de"], "b.txt: No such file"),
         (["a.po", "--to", "de", "--bilingual"], "--bilingual is for .txt, .md, .markdown, .mdx"),
         (["a.txt", "--to", "de", "--memory-exact"], "--memory-exact needs --memory"),
-        (["a.txt", "--to", "de", "--terms", "t.csv"], "t.csv: none of its 2 pairs is in these"),
+        (["a.txt", "--to", "de", "--terms", "t.csv"], "t.csv: none of 2 pairs is in these"),
     ],
 )
 def test_a_users_mistake_is_one_line(run, tmp_path, arguments, message):

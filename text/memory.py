@@ -36,7 +36,8 @@ _HEADER = re.compile(r"(?i)(source|term)[^\t]*\t(target|translation)")
 _NOT_UTF_8 = "\ufffd"  # after decoding
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
-Line = tuple[int, str]  # its number and text
+Line = tuple[int, str]  # its number and text, or what is wrong with it
+Skip = Callable[[Line], object]
 Variant = tuple[str | None, str]  # a language and a text in it
 
 
@@ -149,7 +150,7 @@ def load_memory(path: Path, report: Callable[[str], object]) -> Memory:
     return memory
 
 
-def _json_pairs(lines: Iterable[Line], skip: Callable[[Line], object]) -> Iterator[Pair]:
+def _json_pairs(lines: Iterable[Line], skip: Skip) -> Iterator[Pair]:
     for number, line in lines:
         try:
             yield _json_object(line)
@@ -171,9 +172,7 @@ def _json_object(line: str) -> Pair:
     return Pair(*fields)
 
 
-def _table_pairs(
-    lines: Sequence[Line], skip: Callable[[Line], object], is_csv: bool
-) -> Iterator[Pair]:
+def _table_pairs(lines: Sequence[Line], skip: Skip, is_csv: bool) -> Iterator[Pair]:
     """The pairs of a table. A line has a text, its translation and perhaps both languages or a comment; or texts in the
     languages that the first line names. InputError for CSV with quotes at wrong places."""
     rows = [(number, text.split("\t")) for number, text in lines]
@@ -193,7 +192,7 @@ def _table_pairs(
         if pairs and _NOT_UTF_8 not in "".join(texts):
             yield from pairs
         else:
-            skip((number, "not two texts in UTF-8 separated by a tab"))
+            skip((number, "not two texts in UTF-8 separated by a tab (in .csv also ; or ,)"))
 
 
 def _languages(cells: Iterable[str]) -> list[str | None]:
