@@ -38,6 +38,7 @@ _LINKED = re.compile(r"""(?:\]\(<?|\]:[ \t]*<?|href=["']?)#([^\s)<>"']+)""")
 _BLOCK = re.compile(
     r"(?:[-+*]|\d{1,9}[.)]|#{1,6}|:)(?=\s|$)|>|`{3}|~{3}|:::|=+\s*$|-{2,}\s*$|([-*_])(?:[ \t]*\1){2,}\s*$|\[[^\]]+\]:"
 )
+_AFTER = "\n"  # a text: dollarmath takes its last character for the one before the first
 _SHORTCODE = re.compile(r"\{\{.*\}\}|\{%.*%\}")  # a line of a site generator's
 # Two spaces or a backslash that is not escaped, which make a line's end a break
 _BREAK = regex.compile(r"(?<! ) {2,}$|(?<!\\)(?:\\\\)*\K\\$")
@@ -88,7 +89,7 @@ def _part(source: str, whole: Passage, start: int, stop: int) -> Passage:
 
 def _events(parser: Any, names: dict[str, Any], raw: str) -> Iterator[Event]:
     """The targets of links and the like, however they are written, and the words."""
-    for token in _inline(raw, parser, names):
+    for token in parser.parseInline(raw + _AFTER, names)[0].children:
         words = "\n" if token.type.endswith("break") else token.content
         event = _event(token, 0, 0, words)
         name = event.name or token.type
@@ -119,16 +120,11 @@ def _parser():
     return parser.disable(["footnote_tail", "text_join"])
 
 
-def _inline(text: str, parser: Any, names: dict[str, Any]) -> list[Any]:
-    """The tokens of a text, and of a line feed: dollarmath takes the last character for the one before the first."""
-    return parser.parseInline(f"{text}\n", names)[0].children
-
-
 def _located(text: str, parser: Any, names: dict[str, Any]) -> list[tuple[Any, Span]]:
     """The tokens of a text with their places; none if some are not understood."""
     found = list[tuple[Any, Span]]()
     at = 0
-    for token in _inline(text, parser, names):
+    for token in parser.parseInline(text + _AFTER, names)[0].children:
         raw = token.markup if token.nesting or token.type == "text_special" else token.content
         if token.type in _TOKENS:
             match = regex.compile(_TOKENS[token.type]).match(text, at)

@@ -185,7 +185,7 @@ class _PartReader:
         return all(field.is_prose for field in self.fields)
 
     def _read_all(self, elements: Sequence[Element]) -> _Parts:
-        for is_code, group in groupby(elements, self._is_code_run):
+        for is_code, group in groupby(elements, lambda each: each.name == "r" and _is_code(each)):
             some = [*group]
             if is_code and self._is_shown():
                 yield Event("anchor", some[0].start, some[-1].stop, STAND_IN)
@@ -195,9 +195,6 @@ class _PartReader:
                     yield self._read_run(element)
                 elif not _PROPERTIES.fullmatch(element.name):
                     yield self._read(element, Event("anchor", element.start, element.stop))
-
-    def _is_code_run(self, element: Element) -> bool:
-        return element.name == "r" and _is_code(element) and not self._has(element, "fldChar")
 
     def _read_run(self, element: Element) -> _Parts:
         """Read a run, as if each thing in it had one of its own."""
@@ -295,7 +292,9 @@ class _PartReader:
 
 
 def _is_code(element: Element) -> bool:
-    """Whether the style of a paragraph or run is one of code."""
+    """Whether the style of a paragraph, or of a run that is no field's edge, is one of code."""
+    if any(child.name == "fldChar" for child in element.children):
+        return False
     properties = [child for each in element.children[:1] for child in each.children]
     styles = [each.attributes for each in properties if each.name in ("pStyle", "rStyle")]
     return any(_CODE.fullmatch(value) for style in styles for value in style.values())
