@@ -74,7 +74,6 @@ class Api:
         speech = Speech(self.transcriber, self.engine, self.gate, self.limits)
         realtime = Realtime(speech)
         translations = Translations(self.engine, self.gate, self.limits)
-        deepl = DeepL(translations)
         routes = [
             Route("/models", self.models),
             Route("/models/{name:path}", self.models),
@@ -93,8 +92,7 @@ class Api:
                 Mount("/v1", routes=routes),
                 post("/inference", speech.answer),  # whisper.cpp's
                 *routes,  # for clients whose address ends before /v1
-                Mount("/v2", routes=deepl.routes()),
-                Mount("/v3", routes=deepl.routes_v3()),
+                *DeepL(translations).routes(),
                 *LibreTranslate(translations).routes(),
             ],
             middleware=[

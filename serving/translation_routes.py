@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from common.errors import InputError
 from documents import FORMATS, html
@@ -187,10 +187,11 @@ class DeepL:
     translations: Translations
     characters: int = 0  # that it has translated
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[Mount]:
         route = partial(self.translations.route, scheme="DeepL-Auth-Key")
         either = partial(route, kind=_DeepLRequest, methods=["GET", "POST"])
-        return [
+        version_3 = [route("/languages", self.all_languages, _DeepLRequest, methods=["GET"])]
+        version_2 = [
             route("/translate", self.translate, _Texts, methods=["POST"]),
             route("/document", self.document, _Target, methods=["POST"], is_file=True),
             either("/document/{key}", self.status),
@@ -199,10 +200,7 @@ class DeepL:
             either("/glossary-language-pairs", self.glossaries),
             either("/usage", self.usage),
         ]
-
-    def routes_v3(self) -> list[Route]:
-        route = partial(self.translations.route, scheme="DeepL-Auth-Key", methods=["GET"])
-        return [route("/languages", self.all_languages, _DeepLRequest)]
+        return [Mount("/v2", routes=version_2), Mount("/v3", routes=version_3)]
 
     async def translate(self, request: Request, asked: _Texts) -> Any:
         parse = parse_plain
