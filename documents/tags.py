@@ -19,7 +19,9 @@ _TAG = re.compile(
     r"""(?:[^>=]++|=\s*+(?:"[^"]*+"|'[^']*+')?+)*+(?:>|(?P<open_tag>\Z))""",
     re.DOTALL,
 )
-_ATTRIBUTE = re.compile(r"""([^\s"'>/=]++)(?:\s*+=\s*+("[^"]*+"|'[^']*+'|[^\s"'>]++))?+""")
+_ATTRIBUTE = re.compile(  # its name, the quote around its value, and this
+    r"""([^\s"'>/=]++)(?:\s*+=\s*+(["']?+)((?<=")[^"]*+|(?<=')[^']*+|[^\s"'>]++)\2)?+"""
+)
 _REST_OF_TAG = re.compile(r"""(?:[^>"']|"[^"]*"|'[^']*')*+>""")
 _NOT_ASCII = re.compile(r"[^\0-\x7f]")
 VOID = set("area base br col embed hr img input link meta param source track wbr".split())
@@ -77,7 +79,7 @@ def words_of(raw: str) -> str:
 def attributes_of(tag: str) -> dict[str, str]:
     """The attributes of a tag of HTML, by their names in lower case."""
     _, *found = _ATTRIBUTE.findall(tag)
-    return {name.lower(): unescape(value.strip("\"'")) for name, value in reversed(found)}
+    return {name.lower(): unescape(value) for name, _, value in reversed(found)}
 
 
 def with_values(tag: str, values: Mapping[str, str]) -> str:
@@ -98,10 +100,8 @@ def with_values(tag: str, values: Mapping[str, str]) -> str:
 def attributes_in(source: str, tag: Span, names: Collection[str]) -> Iterator[Passage]:
     """The values of a tag's attributes of these names, without the quotes around them."""
     for match in _ATTRIBUTE.finditer(source, *tag):
-        value = (match[2] or "").strip("\"'")
-        if value and match[1].lower() in names:
-            start = source.index(value, match.start(2))
-            yield Passage(unescape(value), ((start, start + len(value)),))
+        if match[3] and match[1].lower() in names:
+            yield Passage(unescape(match[3]), (match.span(3),))
 
 
 def ends_of(tokens: Sequence[Token]) -> dict[int, int]:

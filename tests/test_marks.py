@@ -157,7 +157,7 @@ PAGES = [
     ("5 m<sup>2</sup> big", ["5 m2 big"], "5 m2 groß", "5 m<sup>2</sup> groß"),
     ("<ruby>漢<rp>(</rp><rt>かん</rt><rp>)</rp></ruby>です", ["漢です"], "So", "So"),
     ("<li>one<li>a &lt; b<!-- <p>no -->c", ["one", "a < bc"], None, "<li>ONE<li>A &lt; B<!-- <p>no -->C"),
-    ("<a title='a > b'>it</a><link title=x>", ["it", "a > b"], None, '<a title=\'A &gt; B\'>IT</a><link title=x>'),
+    ("<a title='a > \"b\"'>it</a><link title=x>", ["it", 'a > "b"'], None, "<a title='A &gt; &quot;B&quot;'>IT</a><link title=x>"),
     ("<pre><img alt=no></pre><img alt=b>a", ["a", "b"], None, '<pre><img alt=no></pre><img alt="B">A'),
     ("\U000f0001<b title='\na\nb'>x</b>\n\U000f0000 <b title=c\n>y</b>", ["\U000f0001x \U000f0000 y", "\na\nb", "c"], None, "\U000f0001<b title='&#10;A&#10;B'>X</b> \U000f0000 <b title=\"C\"\n>Y</b>"),
     ("Soft&shy;ware <a name='a > b' href=x/>it</a>", ["Software it"], None, "SOFTWARE <a name='a > b' href=x/>IT</a>"),
