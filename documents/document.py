@@ -21,7 +21,7 @@ Targets = Sequence[Target] | None  # of a passage's formatting
 AllTargets = Sequence[Targets] | None  # of all passages
 Texts = Sequence[str | None]
 
-_HIDDEN = re.compile(r"([\U000f0000-\U0010fffd])\1*")  # see `in_text`
+HIDDEN = re.compile(r"([\U000f0000-\U0010fffd])\1*")  # see `in_text`
 _LINE_BREAK = re.compile(rf"(?:{NEWLINE.pattern})\Z")
 _MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 # Not UTF-16, in which this could not be read
@@ -122,7 +122,7 @@ def in_text(
         values = {names[span]: source[slice(*span)] for span in names}
         values |= {names[span]: part for span, part in edits if span in names}
         others = sorted(edit for edit in edits if edit[0] not in names)
-        shown = _HIDDEN.sub(lambda run: values.get(run[1], run[0]), edited(visible, others))
+        shown = HIDDEN.sub(lambda run: values.get(run[1], run[0]), edited(visible, others))
         return Written(shown.encode(), plain, problems)
 
     return Document(passages, write, **fields)

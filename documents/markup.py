@@ -11,7 +11,7 @@ from zipfile import ZipFile
 
 from common.errors import InputError, errors_name
 from documents.check import Events, fault_of, outline_of, with_kept
-from documents.document import Document, Fitted, Passage, Target, Targets, in_text, joined
+from documents.document import HIDDEN, Document, Fitted, Passage, Target, Targets, in_text, joined
 from documents.inline import STAND_IN
 from documents.marks import targets_of
 from documents.paragraph import Paragraph, Writer, lost_marks, placed, plain_spans
@@ -41,8 +41,7 @@ def in_markup(
     """A document of paragraphs with marks. Each is checked when it is written: what would lose some of its markup is written
     the plain way, and named. fields: `in_text`'s"""
     inside = replace(markup, escape=markup.plain or markup.escape)  # whose words must not end it
-    fits = partial(_fit, markup), partial(_fit, inside)
-    return in_text(data, find, fits[0], fit_hidden=fits[1], **fields)
+    return in_text(data, find, partial(_fit, markup), fit_hidden=partial(_fit, inside), **fields)
 
 
 def _fit(
@@ -64,8 +63,10 @@ def _fit(
     spans = placed(paragraph, text, targets)
     lost = [*lost_marks(paragraph, spans, targets)]
     words = " ".join([*paragraph.without_stand_ins(text, " ").split(), ""])
-    plain = plain_spans(paragraph, words)
-    ways = (text, spans, markup.escape), (words, plain, markup.plain or markup.escape)
+    inside = markup.plain or markup.escape
+    ways = [(text, spans, markup.escape), (words, plain_spans(paragraph, words), inside)]
+    if HIDDEN.search(raw):  # which may hold the end of what the text begins
+        ways[0] = text, spans, inside
     problems = list[str]()
     for new, spans, written in ways:
         writer = Writer(paragraph, new, spans, written)
@@ -132,9 +133,9 @@ def _kept(source: str, paragraph: Paragraph) -> Mapping[str, str]:
 def in_archive(
     data: bytes,
     parsers_of: Callable[[Mapping[str, bytes]], Parsers],
-    note_of: Callable[[Mapping[str, bytes]], str] = lambda files: "",
+    notes_of: Callable[[Mapping[str, bytes]], Sequence[str]] = lambda files: (),
 ) -> Document:
-    """The document in a zip archive. note_of: what a reader should know of all files"""
+    """The document in a zip archive. notes_of: what a reader should know of all files"""
     with ZipFile(BytesIO(data)) as archive:
         if sum(file.file_size for file in archive.infolist()) > MAX_UNPACKED:
             raise InputError(f"it unpacks to more than {MAX_UNPACKED >> 20} MB")
@@ -147,7 +148,6 @@ def in_archive(
     for name in filter(parsers.__contains__, contents):
         with errors_name(Path(name.rpartition("/")[2])):
             parts[name] = parsers[name](contents[name])
-    note = note_of(contents)
 
     def assemble(written: Sequence[bytes]) -> bytes:
         new = dict(zip(parts, written, strict=True))
@@ -157,4 +157,4 @@ def in_archive(
                 archive.writestr(file, new.get(file.filename, contents[file.filename]))
         return output.getvalue()
 
-    return joined([*parts.values()], assemble, [note] if note else [])
+    return joined([*parts.values()], assemble, notes_of(contents))

@@ -305,7 +305,7 @@ def attribute(element: Element, name: str) -> str:
     return next((v for key, v in element.attributes.items() if key.split(" ")[-1] == name), "")
 
 
-def _untranslated(files: Mapping[str, bytes]) -> str:
-    """A note of what stays in a file beside its text."""
+def _untranslated(files: Mapping[str, bytes]) -> list[str]:
+    """Notes of what stays in a file beside its text."""
     charts = sum(_CHART.fullmatch(name) is not None for name in files)
-    return f"not translated: {charts} charts and diagrams" if charts else ""
+    return [f"not translated: {charts} charts and diagrams"] if charts else []
