@@ -10,24 +10,21 @@ import terminal  # noqa: F401 (first: it checks Python and the packages)
 import json
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from importlib import import_module
 from pathlib import Path
 
 from common.errors import InputError
-from common.reporting import reporter
 from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
 from distributed.ranks import Ranks, session
 from speculative.options import FORMS
 from terminal import cli, flags
+from terminal.chat import chat
 from terminal.display import Display, Summary, show_legend, to_json
 from terminal.models import Models, note_alone, note_learned, open_decoder
 from terminal.prompt_files import FileTask, decode_file
 from text.memory import MemoryFile, Pair
-from text.text_side import Prompt, PromptFormat
 
 # Flags that give the drafter something to draft from; a prompt file's lines may have references
 SOURCES = ("draft_model", "lookup", "reference", "memory", "prompt_file", *FORMS)
@@ -126,51 +123,6 @@ def decode_prompt(
     summary.print(decoder, display.verbose)
     if summary.failed:
         sys.exit(cli.INPUT_ERROR)
-
-
-def chat(
-    decoder: SpeculativeDecoder, options: Options, prompt_format: PromptFormat, display: Display
-) -> None:
-    """Answer what is typed on the terminal until /q or the end of the input. With a chat template the conversation goes
-    on; otherwise each prompt stands alone."""
-    messages = prompt_format.first_messages
-    for typed in _typed_lines():
-        if typed == "/r":
-            messages = prompt_format.first_messages
-            continue
-        messages.append({"role": "user", "content": typed})
-        prompt: Prompt | str = typed
-        if prompt_format.has_template:
-            prompt = Prompt(messages, template_kwargs=prompt_format.template_kwargs)
-        text = ""
-        summary = Summary()
-        try:
-            for response in decoder.stream_generate(prompt, **vars(options)):
-                print(display.text(response), end="", flush=True)
-                text += response.text
-            summary.add(response)
-        except KeyboardInterrupt:
-            pass
-        except InputError as error:
-            reporter.note(str(error))
-            messages.pop()
-            continue
-        print()
-        messages.append({"role": "assistant", "content": text})
-        summary.print(decoder, display.verbose)
-
-
-def _typed_lines() -> Iterator[str]:
-    """The lines that are typed, without empty ones, until /q or the end of the input."""
-    sign = ""
-    if sys.stdin.isatty():
-        import_module("readline")  # arrows in `input`
-        sign = ">> "
-        reporter.note("/r begins anew, /q ends, Ctrl-C stops an answer")
-    with suppress(EOFError):
-        for line in iter(lambda: input(sign).strip(), "/q"):
-            if line:
-                yield line
 
 
 def unused(given: dict, options: Options) -> list[tuple[Sequence[str], str]]:

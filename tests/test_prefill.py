@@ -15,6 +15,7 @@ from helpers.causal_models import build, randomised
 from helpers.programs import call
 
 import main
+from common.reporting import reporter
 from decoder import SpeculativeDecoder
 from families import loading, opt
 from families.causal import CausalModel
@@ -154,7 +155,7 @@ def test_a_chat_keeps_its_messages_in_the_template(cpu, tmp_path, monkeypatch, c
     model, tokenizer = loading.load(tmp_path / "target")
     typed = iter(["the cat", "", "and the dog", "/r", "the cat", "x " * 300, "a mat", "/q", "no"])
     monkeypatch.setattr("builtins.input", lambda prompt: next(typed))
-    monkeypatch.setattr(main.reporter, "note", cli.note)
+    monkeypatch.setattr(reporter, "note", cli.note)
     ours = SpeculativeDecoder(model, tokenizer)
     prompt_format = ours.text.prompt_format()
     options = main.Options(max_tokens=8)
