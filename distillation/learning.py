@@ -81,6 +81,7 @@ class Learner:
         self._began = time.perf_counter()
         # A time, and what was done then: since when the pace is measured
         self._since = self._began, 0
+        self._paused = self._began  # the last time that the work stood still
         self._training_seconds = 0.0
         self._step_seconds = 0.0
         self._learned_from = FITTED  # texts
@@ -122,13 +123,13 @@ class Learner:
     def train(self, rows: int) -> None:
         """Between the steps, of so many rows, of work that ends: train if it is time to look whether that pays, and it does."""
         self._rows = rows
-        began = time.perf_counter()
+        self._paused = time.perf_counter()
         if self._serves or not self._advance():
             return
         while self._advance():
             pass
         self._since = time.perf_counter(), self._done
-        self._training_seconds += time.perf_counter() - began
+        self._training_seconds += time.perf_counter() - self._paused
 
     def idle(self) -> bool:
         """While a server has nothing to do: train for one piece; return whether there was something to do."""
@@ -197,7 +198,7 @@ class Learner:
         best, times = training.best, self._times
         assert best and times and training.steps
         since, done = self._since
-        seconds = left * (time.perf_counter() - since) / max(1, self._done - done)
+        seconds = left * (self._paused - since) / max(1, self._done - done)
         doublings = math.log2(len(training.texts) / self._learned_from)
         after = best.improved(FALLING**doublings).speedup(times)
         gain = seconds * (1 - best.speedup(times) / after)
