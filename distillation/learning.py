@@ -14,7 +14,7 @@ from checkpoints.folder import read_json
 from common.errors import InputError
 from common.reporting import reporter
 from decoder import load
-from distillation.evaluation import call_times
+from distillation.evaluation import Evaluation, call_times
 from distillation.texts import TrainingText
 from distillation.training import BATCH, CACHE_SHARE, Training, new_draft
 from families import distilled
@@ -27,7 +27,7 @@ MAX_TEXTS = 4096  # the latest, to learn from
 EPOCHS = 10
 MAX_STEPS = 400
 TRIED = 3  # steps after which the seconds of training are known
-DEEPER = 2.5  # how much longer its later steps take
+DEEPER = 2  # how much longer its steps take in the mean
 FITTED = 32  # texts of which training would make what a draft model is that is only fitted
 FALLING = 0.75  # share of the errors that is left once the texts have doubled
 DRAFTS = 256  # the latest, whose accuracy is compared with the best so far
@@ -85,6 +85,7 @@ class Learner:
         self._training_seconds = 0.0
         self._step_seconds = 0.0
         self._learned_from = FITTED  # texts
+        self._evaluation: Evaluation | None = None  # of the draft model as it is
         self._times: CallTimes | None = None
         self._serves = serves
         self._batch = SERVER_BATCH if serves else BATCH
@@ -113,6 +114,7 @@ class Learner:
         if accuracy < WORSE * self._best_accuracy:  # texts of another kind: begin anew with these
             del self._texts[:-FIRST]
             self._next_look = FIRST
+            self._evaluation = None
             self._best_accuracy = 0.0
             self._outcomes.clear()
 
@@ -167,10 +169,12 @@ class Learner:
         """Train on these texts, piece by piece, unless it does not pay."""
         self._next_look = 2 * len(texts)
         left = self._done if self.total is None else self.total - self._done
+        steps = min(MAX_STEPS, EPOCHS * len(texts) // BATCH) * BATCH // self._batch
+        if self._evaluation and not self._pays(len(texts), steps, left):
+            return
         if self.total is not None and not self._step_seconds and left < self._done:
             return
         draft = trained_draft(self._folder, self._target) or new_draft(self._target)
-        steps = min(MAX_STEPS, EPOCHS * len(texts) // BATCH) * BATCH // self._batch
 
         def take(accuracy: float) -> None:
             self._take(training, accuracy)
@@ -183,34 +187,34 @@ class Learner:
         pieces = training.pieces()
         while not training.best:
             yield next(pieces)
+        self._evaluation = training.best
         if self._promised and training.best.accuracy > self._promised - 0.05:
             return
-        if not (self._serves or self._pays(training, pieces, left)):
+        while training.steps_done < TRIED and self._pays(len(texts), steps, left):
+            began = time.perf_counter()
+            yield next(pieces)
+            self._step_seconds = time.perf_counter() - began
+        if not self._pays(len(texts), steps, left):
             return
         yield from pieces
+        self._evaluation = training.best
         self._learned_from = len(texts)
         self._promised = None  # from now on more texts may make it better
         learned = f"learned from {len(texts)} texts in {training.seconds:.0f} s"
         reporter.note(f"draft model: {learned}; {training.best}")
 
-    def _pays(self, training: Training, pieces: Iterator[Any], left: float) -> bool:
-        """Whether what is left, as `total` counts it, pays for training, of which the first steps are taken if they may tell."""
-        best, times = training.best, self._times
-        assert best and times and training.steps
+    def _pays(self, texts: int, steps: int, left: float) -> bool:
+        """Whether what is left, as `total` counts it, pays for these steps of training on so many texts, as far as is known:
+        the seconds of a step are those of the last one, 0 before the first."""
+        if self._serves:
+            return True
+        assert self._evaluation and self._times
         since, done = self._since
         seconds = left * (self._paused - since) / max(1, self._done - done)
-        doublings = math.log2(len(training.texts) / self._learned_from)
-        after = best.improved(FALLING**doublings).speedup(times)
-        gain = seconds * (1 - best.speedup(times) / after)
-        max_step_seconds = gain / (training.steps * DEEPER)
-        # A step's seconds are not known, or from the last time: it is tried only if they would pay.
-        if max_step_seconds <= self._step_seconds:
-            return False
-        while training.steps_done < TRIED:
-            began = time.perf_counter()
-            next(pieces)
-            self._step_seconds = time.perf_counter() - began
-        return max_step_seconds > self._step_seconds
+        errors_left = FALLING ** math.log2(texts / self._learned_from)
+        after = self._evaluation.improved(errors_left).speedup(self._times)
+        gain = seconds * (1 - self._evaluation.speedup(self._times) / after)
+        return gain > steps * DEEPER * self._step_seconds
 
     def _take(self, training: Training, accuracy: float) -> None:
         """Decode with a better draft model, and save it if it has been trained and not only fitted."""
