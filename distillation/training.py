@@ -29,7 +29,7 @@ BATCH = 16  # texts
 STATE_LOSS = 16.0  # weight of the states' relative squared error
 DEPTH = 3  # drafted tokens in training
 RATE = 0.16  # learning rate, over the model's width
-FIT = 16  # batches to fit `mix` to
+FIT = 16  # batches at most to fit `mix` to
 WARM_UP = 50  # steps, but a fifth of all at most
 PATIENCE = 3  # bad evaluations in a row, after which it ends in half as many steps again
 GAIN = 0.002  # of accuracy, below which an evaluation is bad
@@ -116,6 +116,7 @@ class Training:
         self.max_steps = self.steps or math.inf
         trained, held_out = (_batches(part, self.batch) for part in split(self.texts))
         self._batches = _epochs(self.target, trained)
+        self._fit_batches = min(FIT * BATCH // self.batch, len(trained))
         self._held_out_texts = held_out
         self._held_out: list[TrainingBatch] = []
         self._ids = sorted({token for text in self.texts for token in text.tokens[text.prefix :]})
@@ -152,7 +153,7 @@ class Training:
             self.best = yield from evaluate(self.draft, self.target, self._held_out)
             yield self.best
         else:
-            some = islice(self._batches, FIT * BATCH // self.batch)
+            some = islice(self._batches, self._fit_batches)
             self._weights["mix.weight"] = yield from fit_mix(self.draft, self.target, some)
             yield (yield from self._evaluate())
         next_eval = self.seconds + EVAL_SECONDS
