@@ -16,8 +16,7 @@ from helpers import programs
 from helpers.programs import ANSWER, DEMO, PROMPT
 from helpers.texts import chat_tokens
 
-from benchmarks import causal
-from benchmarks.measure import decoder, widened_pair
+from benchmarks.measure import decoder, mlx_lm_ways, widened_pair
 from demo.pair import examples
 
 pytestmark = pytest.mark.slow
@@ -46,7 +45,7 @@ def prompts(pair):
 @pytest.fixture(scope="module")
 def expected(pair, prompts):
     """mlx-lm's own greedy tokens."""
-    return causal.ways(*pair, 64, [], [])["mlx-lm, generate_step"](prompts)
+    return mlx_lm_ways(*pair, 64, [], [])["mlx-lm, generate_step"](prompts)
 
 
 def test_texts_are_those_of_mlx_lms_ways_and_the_right_answers(pair, prompts, expected):
@@ -54,7 +53,7 @@ def test_texts_are_those_of_mlx_lms_ways_and_the_right_answers(pair, prompts, ex
     from mlx_lm.utils import load_tokenizer
 
     target, draft = pair
-    for way in causal.ways(*pair, 64, [1, 8], [3]).values():  # what the benchmark compares with
+    for way in mlx_lm_ways(*pair, 64, [1, 8], [3]).values():  # what the benchmark compares with
         assert way(prompts) == expected
     responses = decoder(target, draft).batch_generate(prompts, batch_size=4, num_draft=3)
     tokenizer = load_tokenizer(programs.DEMO / "causal-target")
