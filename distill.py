@@ -13,7 +13,6 @@ from common import blas  # noqa: F401 (before mlx: see there)
 
 # isort: split
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from checkpoints.folder import converted_path
@@ -40,7 +39,6 @@ from text.memory import MemoryFile, Pair, load_memory
 from text.text_side import Prompt, check_prompt
 
 LANGUAGES = {"source_lang": "--from", "target_lang": "--to"}
-FEW = 200  # texts
 
 
 def parse_args(argv: list[str] | None = None):
@@ -106,11 +104,11 @@ def main() -> None:
     else:
         texts = texts_in_memory(SpeculativeDecoder(model, tokenizer), memory, args)
     note_types(model)
-    if 1 < len(texts) < FEW:
-        reporter.note(
-            f"only {len(texts)} texts: expect few tokens a call; a thousand or more do far better"
-        )
-    keep = partial(save, draft, model, converted.name, folder, args.dtype or type_of(model))
+    dtype = args.dtype or type_of(model)
+
+    def keep(training: Training, evaluation: Evaluation) -> None:
+        save(draft, model, converted.name, folder, dtype, evaluation.accuracy)
+
     training = Training(model, draft, texts, args.minutes, args.steps, on_best=keep)
     times = call_times(draft, model, texts[0].prompt)
     for evaluation in training:

@@ -175,12 +175,8 @@ class Learner:
         if self.total is not None and not self._step_seconds and left < self._done:
             return
         draft = trained_draft(self._folder, self._target) or new_draft(self._target)
-
-        def take(accuracy: float) -> None:
-            self._take(training, accuracy)
-
         training = Training(
-            self._target, draft, texts, steps=steps, batch=self._batch, on_best=take
+            self._target, draft, texts, steps=steps, batch=self._batch, on_best=self._take
         )
         if not (self._times or self._serves):
             self._times = call_times(draft, self._target, texts[0].prompt, self._rows)
@@ -216,13 +212,14 @@ class Learner:
         gain = seconds * (1 - self._evaluation.speedup(self._times) / after)
         return gain > steps * DEEPER * self._step_seconds
 
-    def _take(self, training: Training, accuracy: float) -> None:
+    def _take(self, training: Training, evaluation: Evaluation) -> None:
         """Decode with a better draft model, and save it if it has been trained and not only fitted."""
-        draft, best, times = training.draft, training.best, self._times
+        draft, times = training.draft, self._times
         dtype = distilled.type_of(self._target)
         if training.steps_done:
+            accuracy = evaluation.accuracy
             distilled.save(draft, self._target, self._name, self._folder, dtype, accuracy)
-        elif best and times and best.speedup(times) == 1:
+        elif times and evaluation.speedup(times) == 1:
             return
         weights = distilled.stored_weights(draft, dtype)
         mx.eval(weights)  # what is lazy can only be computed by the thread that made it

@@ -6,7 +6,7 @@ rows of the vocabulary, and the distance to the target's states (EAGLE, arXiv 24
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -14,15 +14,13 @@ from typing import Any
 import mlx.core as mx
 import mlx.optimizers as optimizers
 import numpy as np
-from tokenizers import Tokenizer
 
 from common.errors import InputError
 from distillation.batches import SLICE, TrainingBatch, drafts, fit_mix
 from distillation.evaluation import LENGTHS, Evaluation, evaluate
-from distillation.texts import TrainingText, read_texts, split
+from distillation.texts import TrainingText, split
 from families import distilled
 from families.ram import available
-from text.memory import Pair
 from transformer import EncoderDecoder
 
 BATCH = 16  # texts
@@ -78,22 +76,6 @@ def new_draft(target: Any, layers: int = 1) -> Any:
     return distilled.from_target(target, copied.tolist())
 
 
-def distill(
-    target: EncoderDecoder,
-    tokenizer: Tokenizer,
-    pairs: Iterable[Pair],
-    layers: int = 1,
-    minutes: float = 30,
-    steps: int | None = None,
-) -> Any:
-    """Make a draft model of `target` from texts that it has written. Arguments and errors: see `new_draft`, `Training`."""
-    draft = new_draft(target, layers)
-    texts = read_texts(target, tokenizer, pairs)
-    for _ in Training(target, draft, texts, minutes, steps):
-        pass
-    return draft
-
-
 @dataclass
 class Training:
     """Trains a draft model, which has its best weights in the end. Iterate to train: yields each evaluation on held-out texts,
@@ -105,8 +87,8 @@ class Training:
     minutes: float = 30  # at most; it ends earlier if it gains nothing
     steps: int | None = None  # so many instead of the minutes
     batch: int = BATCH  # texts of a step
-    # Takes the accuracy whenever the weights in `draft` are better than all before
-    on_best: Callable[[float], None] = lambda accuracy: None
+    # Called whenever the weights in `draft` are better than all before
+    on_best: Callable[["Training", Evaluation], None] = lambda training, evaluation: None
     steps_done: int = field(default=0, init=False)
     best: Evaluation | None = field(default=None, init=False)
 
@@ -195,7 +177,7 @@ class Training:
         if not best or evaluation.per_call[longest] >= best.per_call[longest]:
             self.best = evaluation
             self._best_weights = self._weights
-            self.on_best(evaluation.accuracy)
+            self.on_best(self, evaluation)
         return evaluation
 
     def _loss(self, weights: distilled.Weights, batch: TrainingBatch, depth: int) -> mx.array:
