@@ -98,7 +98,7 @@ def test_the_held_out_share_rises_and_other_texts_teach_less(demo_texts):
     """Forty steps on the target's texts; on its own texts, as a mutant might be trained, a draft model learns less."""
     target, texts = demo_texts
     trained = Training(target, new_draft(target), texts, steps=40)
-    (evaluation,) = trained
+    *_, evaluation = trained
     held_out = [TrainingBatch.from_texts(target, split(texts)[1])]
     before = finished(evaluate(from_target(target, [0]), target, held_out)).accuracy
     after = finished(evaluate(trained.draft, target, held_out)).accuracy
@@ -245,7 +245,7 @@ def test_the_command_goes_on_where_it_ended(work, capsys, monkeypatch):
     argv = ["--model", "mlx_models/demo-target", "--prompt-file", "p.txt", "--steps", "2"]
     first = run(*argv, cwd=work, script="distill.py")
     texts = (work / "mlx_models/demo-target-draft.jsonl").read_text()
-    assert len(texts.splitlines()) == 40 and "only 40 texts" in first.stderr
+    assert len(texts.splitlines()) == 40 and "step 0, " in first.stderr
     assert first.stdout.startswith("python main.py --model mlx_models/demo-target --draft-model")
     (work / "mlx_models/demo-target-draft.jsonl").write_text("\n".join(texts.splitlines()[:30]))
     assert call(*argv, cwd=work, script="distill.py").returncode == 0
@@ -279,9 +279,9 @@ def test_what_cannot_be_learned_from_is_passed_over(work):
     (own / "mlx_models/own-draft").mkdir(parents=True)  # an empty folder may be written into
     fitting = distill(".", "--memory", work / "m.tmx", cwd=own)
     assert "pairs left out: 2, the first is 'Der alte" in fitting.stderr
-    assert "only 3 texts" in fitting.stderr and (own / "mlx_models/own-draft/config.json").exists()
+    assert (own / "mlx_models/own-draft/config.json").exists()
     chosen = distill("own/", "--memory", "m.tmx", "--from", "English", "--to", "de", cwd=work)
-    assert "2 of 6 pairs are in these languages" in chosen.stderr and "only 2" in chosen.stderr
+    assert "2 of 6 pairs are in these languages" in chosen.stderr
     prompt = "translate number to German: "
     asked = [*({"prompt": f"{prompt}{n}", "reference": "ein"} for n in (12, 12, 15))]
     asked += [{"prompt": [{"role": "user", "content": each}]} for each in (f"{prompt}77", "\ud800")]

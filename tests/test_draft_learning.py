@@ -17,7 +17,7 @@ PROMPTS = [f"translate number to German: {n}" for n in range(1000, 60_000, 997)]
 def eager(monkeypatch):
     """Trains early, without asking whether it pays."""
     monkeypatch.setattr(learning, "FIRST", 8)
-    monkeypatch.setattr(learning, "EPOCHS", 40)
+    monkeypatch.setattr(learning, "EPOCHS", 16)
     monkeypatch.setattr(Learner, "_pays", lambda *args: True)
 
 
