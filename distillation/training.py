@@ -26,7 +26,7 @@ from transformer import EncoderDecoder
 BATCH = 16  # texts
 STATE_LOSS = 16.0  # weight of the states' relative squared error
 DEPTH = 3  # drafted tokens in training
-RATE = 0.16  # learning rate, over the model's width
+RATE = 0.08  # learning rate, over the model's width
 FIT = 16  # batches at most to fit `mix` to
 WARM_UP = 50  # steps, but a fifth of all at most
 PATIENCE = 3  # bad evaluations in a row, after which it ends in half as many steps again
