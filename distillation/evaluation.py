@@ -42,11 +42,10 @@ class Evaluation:
     def improved(self, errors_left: float) -> "Evaluation":
         """The evaluation to expect once only this share of the errors is left."""
         k = min(LENGTHS)
-        shares = np.linspace(0, 1, 101)
-        share = np.interp(
-            self.per_call[k], [Evaluation.of_accuracy(a).per_call[k] for a in shares], shares
-        )
-        return Evaluation.of_accuracy(1 - errors_left * (1 - float(share)))
+        accuracies = np.linspace(0, 1, 101)
+        per_call = [Evaluation.of_accuracy(a).per_call[k] for a in accuracies]
+        accuracy = float(np.interp(self.per_call[k], per_call, accuracies))
+        return Evaluation.of_accuracy(1 - errors_left * (1 - accuracy))
 
     def speedup(self, times: CallTimes) -> float:
         """The best of these lengths and of none."""

@@ -115,6 +115,7 @@ class Learner:
             del self._texts[:-FIRST]
             self._next_look = FIRST
             self._evaluation = None
+            self._learned_from = FITTED
             self._best_accuracy = 0.0
             self._outcomes.clear()
 

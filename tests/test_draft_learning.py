@@ -92,7 +92,7 @@ def test_only_drafts_that_fail_are_a_change_of_kind(decoder, tmp_path, monkeypat
     monkeypatch.setattr(learning, "FIRST", 8)
     monkeypatch.setattr(learning, "DRAFTS", 40)
     learned, learner = learns(decoder.model, decoder.tokenizer, tmp_path / "draft")
-    learner._next_look = 1000
+    learner._next_look = learner._learned_from = 1000
     learner.version = 1
     for _ in range(learning.DRAFTS):
         learner.observe(3, 3)
@@ -101,7 +101,7 @@ def test_only_drafts_that_fail_are_a_change_of_kind(decoder, tmp_path, monkeypat
         learned.batch_generate(PROMPTS[:16], max_tokens=24, num_draft=3)
     assert len(learner._texts) == 16
     learned.batch_generate(PROMPTS[:16], max_tokens=24, num_draft=3)  # by an untrained draft model
-    assert len(learner._texts) < 32
+    assert len(learner._texts) < 32 and learner._learned_from == learning.FITTED
 
 
 def test_what_the_target_saw_is_what_it_sees(decoder, eager, tmp_path):
