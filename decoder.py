@@ -156,8 +156,8 @@ class SpeculativeDecoder:
     """A target, an optional draft model, and what was learned about their speed: keep one for many calls.
 
     memory: earlier texts; drafts are copied from the texts of similar prompts.
-    draft_vocabulary: token ids; the draft model scores only these, which is faster. "auto": the tokens that the
-    target writes, once new ones have become rare, learned for each target language.
+    draft_vocabulary: token ids; the draft model scores only these, which is faster. "auto", without one if the
+    draft model is made from the target: the tokens that it writes, once new ones have become rare, by target language.
     prefix_cache: size of the prefix cache in bytes, for decoder-only models; None: a tenth of RAM
     Raises InputError if an argument is not a model or tokenizer, or the draft model has another vocabulary.
     """
@@ -187,6 +187,8 @@ class SpeculativeDecoder:
             self._add_draft_model(draft_model.for_target(model))
         self.learner: Any = self.draft_model and self.draft_model.learner
         self.draft_vocabulary = None
+        if draft_vocabulary is None and self.draft_model and self.draft_model.reads_target:
+            draft_vocabulary = "auto"  # its head takes most of its time
         if draft_vocabulary is not None:
             self.draft_vocabulary = self._vocabulary(draft_vocabulary)
         self.schedule = Schedule(model.config.vocab_size)  # `auto` learns from call to call

@@ -110,7 +110,7 @@ def main() -> None:
         save(draft, model, converted.name, folder, dtype, evaluation.accuracy)
 
     training = Training(model, draft, texts, args.minutes, args.steps, on_best=keep)
-    times = call_times(draft, model, texts[0].prompt)
+    times = call_times(training.narrow_draft, model, texts[0].prompt)
     for evaluation in training:
         reporter.note(describe(evaluation, training, times))
     command = "transcribe.py FILE" if transcriber else "main.py"

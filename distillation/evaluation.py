@@ -82,6 +82,12 @@ def evaluate(
     return Evaluation(float(right / tokens), per_call, float(agreed / tokens))
 
 
+def accuracy(draft: Any, batch: TrainingBatch) -> float:
+    """The share of a batch's tokens that are right as the first of a draft."""
+    right = _best(draft, drafts(draft, batch, 1)[0]) == batch.labels
+    return float(right[batch.drafted(0)].mean())
+
+
 def _best(model: Any, states: mx.array) -> np.ndarray:
     """The likeliest token [B, T] after states [B, T, D]."""
     B, T, D = states.shape

@@ -3,7 +3,6 @@ Online speculative decoding (Liu et al. 2023, arXiv 2310.07177) and Aurora (2026
 
 import math
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from checkpoints.folder import read_json
 from common.errors import InputError
 from common.reporting import reporter
 from decoder import load
-from distillation.evaluation import Evaluation, call_times
+from distillation.batches import TrainingBatch
+from distillation.evaluation import Evaluation, accuracy, call_times
 from distillation.texts import TrainingText
 from distillation.training import BATCH, CACHE_SHARE, Training, new_draft
 from families import distilled
@@ -23,6 +23,9 @@ from speculative.row import Row, Stats
 from speculative.timing import CallTimes
 
 FIRST = 64  # texts to learn from at first; then again whenever they have doubled
+CHECK = 128  # texts, after which the draft model is checked on the latest
+WORSE = 0.7  # of its accuracy: these texts are of another kind
+FASTER = 1.1  # the speed-up for which a draft model that is only fitted is used
 MAX_TEXTS = 4096  # the latest, to learn from
 EPOCHS = 10
 MAX_STEPS = 400
@@ -30,8 +33,6 @@ TRIED = 3  # steps after which the seconds of training are known
 DEEPER = 2  # how much longer its steps take in the mean
 FITTED = 32  # texts of which training would make what a draft model is that is only fitted
 FALLING = 0.75  # share of the errors that is left once the texts have doubled
-DRAFTS = 256  # the latest, whose accuracy is compared with the best so far
-WORSE = 0.7  # of that accuracy: the texts are of another kind
 SERVER_BATCH = 4  # texts of a step
 SLICE_SECONDS = 0.3  # of training at a time, in a server
 MAX_SLOW = 3  # pieces in a row that take longer: a single one may be chance
@@ -71,9 +72,10 @@ class Learner:
         self._target, self._name, self._folder = target, name, folder
         self._promised = read_json(folder / "config.json").get("accuracy") if trained else None
         self._texts: list[TrainingText] = []
-        self._next_look = FIRST  # texts
-        self._outcomes = deque[tuple[int, int]](maxlen=DRAFTS)
-        self._best_accuracy = 0.0  # of that many drafts
+        self._count = 0  # texts of this kind so far
+        self._next_check = FIRST  # at that many
+        self._next_training = FIRST
+        self._best_accuracy = 0.0  # of a check
         self._before = Stats()  # of texts without a trained draft model
         self._after = Stats()  # with one
         self._rows = 1  # that are decoded together
@@ -101,27 +103,16 @@ class Learner:
         has_memory = mx.get_active_memory() < CACHE_SHARE * available()
         self._texts.append(TrainingText.from_row(row, seen if has_memory else None))
         del self._texts[:-MAX_TEXTS]
-        if not self.version:
+        self._count += 1
+        if self.version:
+            self._after += row.stats
+        else:
             self._before += row.stats
-            return
-        self._after += row.stats
-        if len(self._outcomes) < DRAFTS:
-            return
-        right = sum(accepted for accepted, _ in self._outcomes)
-        wrong = sum(accepted < length for accepted, length in self._outcomes)
-        accuracy = right / (right + wrong)
-        self._best_accuracy = max(self._best_accuracy, accuracy)
-        if accuracy < WORSE * self._best_accuracy:  # texts of another kind: begin anew with these
-            del self._texts[:-FIRST]
-            self._next_look = FIRST
-            self._evaluation = None
-            self._learned_from = FITTED
-            self._best_accuracy = 0.0
-            self._outcomes.clear()
 
-    def observe(self, accepted: int, length: int) -> None:
-        """Take what came of a draft of so many tokens."""
-        self._outcomes.append((accepted, length))
+    def skip(self, size: int) -> None:
+        """So much of the work, as `total` counts it, is done without this run."""
+        if self.total is not None:
+            self.total -= size
 
     def train(self, rows: int) -> None:
         """Between the steps, of so many rows, of work that ends: train if it is time to look whether that pays, and it does."""
@@ -144,14 +135,14 @@ class Learner:
             self._slow = 0
             self._batch //= 2
             self._pieces = None
-            self._next_look = len(self._texts)
+            self._next_check = self._next_training = self._count
             if not self._batch:
                 self._stop("training takes too long here to go on between requests")
         return has_trained
 
     def _advance(self) -> bool:
         """Train for one piece; return whether there was something to do."""
-        if self._stopped or (not self._pieces and len(self._texts) < self._next_look):
+        if self._stopped or (not self._pieces and self._count < self._next_check):
             return False
         try:
             self._pieces = self._pieces or self._session([*self._texts])
@@ -167,20 +158,35 @@ class Learner:
         reporter.note(reason)
 
     def _session(self, texts: Sequence[TrainingText]) -> Iterator[Any]:
-        """Train on these texts, piece by piece, unless it does not pay."""
-        self._next_look = 2 * len(texts)
+        """Train on these texts, piece by piece, if they have doubled or are of another kind, unless it does not pay."""
+        if self._is_other_kind(texts):
+            texts = texts[-FIRST:]
+            self._texts = [*texts]
+            self._count = self._next_training = len(texts)
+            self._best_accuracy = 0.0
+            self._learned_from = FITTED
+            self._evaluation = None
+        due = self._count >= self._next_training
+        if due:
+            self._next_training = 2 * self._count
+        self._next_check = min(self._count + CHECK, self._next_training)
+        if not due:
+            return
         left = self._done if self.total is None else self.total - self._done
         steps = min(MAX_STEPS, EPOCHS * len(texts) // BATCH) * BATCH // self._batch
         if self._evaluation and not self._pays(len(texts), steps, left):
             return
-        if self.total is not None and not self._step_seconds and left < self._done:
+        # To look takes about as long as decoding this many texts, whatever comes of it.
+        is_small = left * self._count < FIRST * self._rows * self._done
+        if is_small and not (self._step_seconds or self._serves):
             return
         draft = trained_draft(self._folder, self._target) or new_draft(self._target)
         training = Training(
             self._target, draft, texts, steps=steps, batch=self._batch, on_best=self._take
         )
         if not (self._times or self._serves):
-            self._times = call_times(draft, self._target, texts[0].prompt, self._rows)
+            prompt = texts[0].prompt
+            self._times = call_times(training.narrow_draft, self._target, prompt, self._rows)
         pieces = training.pieces()
         while not training.best:
             yield next(pieces)
@@ -199,6 +205,15 @@ class Learner:
         self._promised = None  # from now on more texts may make it better
         learned = f"learned from {len(texts)} texts in {training.seconds:.0f} s"
         reporter.note(f"draft model: {learned}; {training.best}")
+
+    def _is_other_kind(self, texts: Sequence[TrainingText]) -> bool:
+        """Whether the draft model drafts the latest texts much worse than some before."""
+        if not self.version:
+            return False
+        batch = TrainingBatch.from_texts(self._target, texts[-self._batch :])
+        now = accuracy(self.draft, batch)
+        self._best_accuracy = max(self._best_accuracy, now)
+        return now < WORSE * self._best_accuracy
 
     def _pays(self, texts: int, steps: int, left: float) -> bool:
         """Whether what is left, as `total` counts it, pays for these steps of training on so many texts, as far as is known:
@@ -220,7 +235,7 @@ class Learner:
         if training.steps_done:
             accuracy = evaluation.accuracy
             distilled.save(draft, self._target, self._name, self._folder, dtype, accuracy)
-        elif times and evaluation.speedup(times) == 1:
+        elif times and evaluation.speedup(times) < FASTER:
             return
         weights = distilled.stored_weights(draft, dtype)
         mx.eval(weights)  # what is lazy can only be computed by the thread that made it

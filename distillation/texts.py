@@ -20,7 +20,7 @@ from text.memory import Pair
 from text.text_side import Encoded, TextSide, check_prompt
 
 HELD_OUT = 20  # one text in this many is held out
-MAX_HELD_OUT = 300  # texts to evaluate on
+FEW, MANY = 8, 300  # texts to evaluate on: at least, of eight times as many, and at most
 _MAX_UNKNOWN = 0.05  # share of unknown tokens above which a text is another model's
 
 
@@ -37,8 +37,9 @@ class TrainingText:
         return cls(row.prompt, row.tokens, row.prefix_size, seen)
 
     @property
-    def held_out(self) -> bool:
-        return crc32(np.array(self.tokens, np.int32).tobytes()) % HELD_OUT == 0
+    def order(self) -> int:
+        """A random number, always the same for this text: those with the lowest are held out."""
+        return crc32(np.array(self.tokens, np.int32).tobytes())
 
 
 def read_texts(model: Any, tokenizer: Tokenizer, pairs: Iterable[Pair]) -> list[TrainingText]:
@@ -86,10 +87,7 @@ def split(texts: Sequence[TrainingText]) -> tuple[list[TrainingText], list[Train
     """The texts to train on, and those held out. InputError if there are fewer than two."""
     if len(texts) < 2:
         raise InputError("at least two texts to learn from are needed, to hold one out")
-    trained = [text for text in texts if not text.held_out]
-    held_out = [text for text in texts if text.held_out][:MAX_HELD_OUT]
-    if not held_out:
-        held_out.append(trained.pop())
-    if not trained:
-        trained.append(held_out.pop())
-    return trained, held_out
+    n = len(texts)
+    held_out = min(max(n // HELD_OUT, min(FEW, n // FEW), 1), MANY)
+    in_order = sorted(texts, key=lambda text: text.order)
+    return in_order[held_out:], in_order[:held_out]

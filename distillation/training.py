@@ -103,9 +103,9 @@ class Training:
         self._held_out: list[TrainingBatch] = []
         self._ids = sorted({token for text in self.texts for token in text.tokens[text.prefix :]})
         self._narrow_target = self.target.narrowed(mx.array(self._ids))
-        # It shares its layers with the full one.
-        self._narrow_draft = self.draft.narrowed(mx.array(self._ids))
-        weights = distilled.own_weights(self._narrow_draft)
+        # It shares its layers with the full one, and scores the texts' tokens only, as in use.
+        self.narrow_draft = self.draft.narrowed(mx.array(self._ids))
+        weights = distilled.own_weights(self.narrow_draft)
         self._weights = {name: x.astype(mx.float32) for name, x in weights.items()}
         self._best_weights = self._weights
         self._rate = RATE / len(self._weights["mix.weight"])
@@ -166,7 +166,7 @@ class Training:
 
     def _evaluate(self) -> Generator[None, None, Evaluation]:
         """Evaluate the draft model as it is now; after several bad evaluations few steps are left."""
-        distilled.set_weights(self._narrow_draft, self._weights)
+        distilled.set_weights(self.narrow_draft, self._weights)
         evaluation = yield from evaluate(self.draft, self.target, self._held_out)
         best = self.best
         is_bad = best and evaluation.accuracy <= best.accuracy + GAIN
@@ -181,9 +181,9 @@ class Training:
         return evaluation
 
     def _loss(self, weights: distilled.Weights, batch: TrainingBatch, depth: int) -> mx.array:
-        distilled.set_weights(self._narrow_draft, weights)
+        distilled.set_weights(self.narrow_draft, weights)
         labels = np.searchsorted(self._ids, batch.labels)
-        return loss(self._narrow_draft, self._narrow_target, batch, labels, depth)
+        return loss(self.narrow_draft, self._narrow_target, batch, labels, depth)
 
 
 def _batches(texts: Sequence[TrainingText], size: int) -> list[list[TrainingText]]:

@@ -237,6 +237,8 @@ class Translator:
         seeds = RowSeeds(self.options.seed)
         for sentence in sorted(dict.fromkeys(wanted), key=len, reverse=True):
             if sentence in self.texts:
+                if self.decoder.learner:
+                    self.decoder.learner.skip(len(sentence))
                 continue
             if sentence not in self._pending:
                 prompt = self._framed(sentence)

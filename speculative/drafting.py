@@ -287,8 +287,6 @@ class ModelDrafter(Drafter):
             if length:
                 outcome = "whole" if accepted == length else "part"
                 self._last_outcome[row] = outcome if accepted else "none"
-                if self._learner:
-                    self._learner.observe(int(accepted), int(length))
 
     def learn(self, done: Sequence[Row]) -> None:
         learner = self._learner

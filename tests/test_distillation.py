@@ -179,6 +179,8 @@ def test_a_twentieth_is_held_out_whatever_the_order():
     assert 0.03 < len(held_out) / len(texts) < 0.07 and 1 / HELD_OUT == 0.05
     _, same = split(texts[::-1])
     assert {tuple(t.tokens) for t in same} == {tuple(t.tokens) for t in held_out}
+    _, earlier = split(texts[:100])  # what more texts hold out was not learned from before
+    assert len(earlier) == 8 and all(text in earlier for text in held_out if text in texts[:100])
     for few in (0, 1):
         with pytest.raises(InputError, match="at least two texts to learn from"):
             split(texts[:few])

@@ -8,7 +8,6 @@ from decoder import SpeculativeDecoder, load
 from distillation import learning
 from distillation.evaluation import Evaluation
 from distillation.learning import Learner
-from speculative.drafting import ModelDrafter
 
 PROMPTS = [f"translate number to German: {n}" for n in range(1000, 60_000, 997)]
 
@@ -23,6 +22,7 @@ def eager(monkeypatch):
 
 def learns(model, tokenizer, folder, **options):
     learner = Learner(model, "target", folder, **options)
+    learner.total = 1e9
     return SpeculativeDecoder(model, tokenizer, learner.draft), learner
 
 
@@ -66,10 +66,11 @@ def test_a_fitted_draft_model_drafts_before_any_training_and_is_not_saved(
 
 def test_a_small_job_never_trains(decoder, tmp_path, monkeypatch):
     monkeypatch.setattr(learning, "Training", None)
+    monkeypatch.setattr(learning, "FIRST", 8)
     learned, learner = learns(decoder.model, decoder.tokenizer, tmp_path / "draft")
     learner.total = sum(map(len, PROMPTS[:40]))
-    learned.batch_generate(PROMPTS[:40], max_tokens=4)
-    assert learner.summary() is None and not (tmp_path / "draft").exists()
+    learned.batch_generate(PROMPTS[:40], max_tokens=4)  # 8 at once
+    assert not learner._stopped and learner.summary() is None and not (tmp_path / "draft").exists()
 
 
 def test_a_server_trains_in_pieces_while_it_is_idle(decoder, eager, tmp_path, monkeypatch):
@@ -88,20 +89,28 @@ def test_a_server_trains_in_pieces_while_it_is_idle(decoder, eager, tmp_path, mo
     assert learner._stopped
 
 
-def test_only_drafts_that_fail_are_a_change_of_kind(decoder, tmp_path, monkeypatch):
+def test_texts_that_are_drafted_much_worse_are_another_kind(decoder, tmp_path, monkeypatch):
+    """The draft model is checked on the latest, whatever the schedule drafts."""
     monkeypatch.setattr(learning, "FIRST", 8)
-    monkeypatch.setattr(learning, "DRAFTS", 40)
+    monkeypatch.setattr(learning, "CHECK", 8)
+    shares = iter([0.9, 0.8, 0.5])
+    checked = []
+
+    def accuracy(draft, batch):
+        checked.append(len(batch.tokens))
+        return next(shares)
+
+    monkeypatch.setattr(learning, "accuracy", accuracy)
     learned, learner = learns(decoder.model, decoder.tokenizer, tmp_path / "draft")
-    learner._next_look = learner._learned_from = 1000
     learner.version = 1
-    for _ in range(learning.DRAFTS):
-        learner.observe(3, 3)
-    with monkeypatch.context() as patch:  # the schedule drafts nothing
-        patch.setattr(ModelDrafter, "candidates", lambda self, contexts: [[] for _ in contexts])
-        learned.batch_generate(PROMPTS[:16], max_tokens=24, num_draft=3)
-    assert len(learner._texts) == 16
-    learned.batch_generate(PROMPTS[:16], max_tokens=24, num_draft=3)  # by an untrained draft model
-    assert len(learner._texts) < 32 and learner._learned_from == learning.FITTED
+    learner._next_training = learner._learned_from = 1000
+    learner.total = 1
+    generate = dict(batch_size=1, max_tokens=4, num_draft=1)
+    learned.batch_generate(PROMPTS[:24], **generate)
+    assert checked == [8, 16] and len(learner._texts) == 24
+    learned.batch_generate(PROMPTS[24:26], **generate)
+    assert checked == [8, 16, 16] and learner._learned_from == learning.FITTED
+    assert len(learner._texts) == 8 + 2
 
 
 def test_what_the_target_saw_is_what_it_sees(decoder, eager, tmp_path):
@@ -113,7 +122,7 @@ def test_what_the_target_saw_is_what_it_sees(decoder, eager, tmp_path):
     from distillation.batches import TrainingBatch
 
     learned, learner = learns(decoder.model, decoder.tokenizer, tmp_path / "draft")
-    learner._next_look = 1000
+    learner._next_check = 1000
     learned.batch_generate(PROMPTS[:9], batch_size=3, max_tokens=24)
     texts = learner._texts
     seen = TrainingBatch.from_texts(decoder.model, texts)
