@@ -12,7 +12,7 @@ import terminal  # noqa: F401 (first: it checks Python and the packages)
 from common import blas  # noqa: F401 (before mlx: see there)
 
 # isort: split
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from checkpoints.folder import converted_path
@@ -23,13 +23,16 @@ from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder, 
 from demo.pair import demo_model
 from distillation.evaluation import Evaluation, call_times
 from distillation.learning import draft_folder, trained_draft
-from distillation.sounds import texts_from_audio
 from distillation.texts import TrainingText, read_texts
 from distillation.training import Training, new_draft
 from documents.files import load as load_document
 from documents.translator import Translator
 from families.distilled import save, type_of
+from speculative.driver import Task
+from speculative.row import Row
 from speculative.timing import CallTimes
+from speech import audio
+from speech.options import TranscribeOptions
 from speech.transcriber import Transcriber, is_speech
 from terminal import cli, flags
 from terminal.models import merge_adapter, note_types
@@ -124,6 +127,31 @@ def describe(evaluation: Evaluation, training: Training, times: CallTimes) -> st
     if evaluation.agreement < 0.8:
         line += f" (the model itself would write only {evaluation.agreement:.0%} of these texts' tokens: they teach less)"
     return line
+
+
+def texts_from_audio(
+    transcriber: Transcriber, files: Sequence[str], batch_size: int
+) -> list[TrainingText]:
+    """The texts that a speech model writes for windows of sounds. A sound that cannot be read is left out, with a note."""
+    texts: list[TrainingText] = []
+
+    def add(row: Row) -> None:
+        if not row.options.temp and len(row.generated) > 1:  # no retry, no language to detect
+            texts.append(TrainingText.from_row(row))
+
+    options = TranscribeOptions()
+
+    def read(file: str) -> Task:
+        return (yield from transcriber.task(audio.read(file), options))
+
+    with reporter.bar("transcribing", len(files), "file", 0) as advance:
+        for number, result in transcriber.transcribe_all(
+            map(read, files), options, batch_size, add
+        ):
+            if isinstance(result, InputError):
+                reporter.note(f"{files[number]}: {result}")
+            advance(1)
+    return texts
 
 
 def texts_in_memory(decoder: SpeculativeDecoder, memory: Path, args) -> list[TrainingText]:

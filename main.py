@@ -22,7 +22,7 @@ from speculative.options import FORMS
 from terminal import cli, flags
 from terminal.chat import chat
 from terminal.display import Display, Summary, show_legend, to_json
-from terminal.models import Models, note_alone, note_learned, open_decoder
+from terminal.models import Models, note_alone, open_decoder
 from terminal.prompt_files import FileTask, decode_file
 from text.memory import MemoryFile, Pair
 
@@ -212,7 +212,6 @@ def run_command(args, ranks: Ranks) -> None:
     batch_size = args.batch_size or BATCH_SIZE
     task = FileTask(args.prompt_file, args.output, batch_size, key, args.force)
     decode_file(task, decoder, options, prompt_format, display, ranks, remember)
-    note_learned(decoder)
 
 
 def main() -> None:

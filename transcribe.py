@@ -21,7 +21,7 @@ from speech.options import Layout, TranscribeOptions
 from speech.reference import parse
 from terminal import cli
 from terminal.flags import add_options, add_shared, check_apart, check_models, note_unused
-from terminal.models import Models, note_learned
+from terminal.models import Models
 from terminal.transcripts import AudioFiles, open_transcriber, transcribe_live
 
 STDIN, MICROPHONE = "-", "microphone"
@@ -156,7 +156,8 @@ def main() -> None:
         return
     files = AudioFiles(transcriber, sounds, options, output, args.audio_track, args.channels)
     files.transcribe(args.batch_size, args.verbose)
-    note_learned(transcriber.decoder)
+    if transcriber.decoder.learner:
+        transcriber.decoder.learner.report()
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from documents.files import REPORT_HEAD, File, FileTranslator, load_all, output_
 from documents.translator import Line, Translator, length
 from terminal import cli, flags
 from terminal.display import Summary
-from terminal.models import Models, note_learned, open_decoder
+from terminal.models import Models, open_decoder
 from text.languages import title
 from text.memory import TABLES, XML, MemoryFile, load_memory
 
@@ -107,7 +107,6 @@ def run_command(args) -> None:
     if decoder.learner:
         decoder.learner.total = sum(length(file.document) for file in files)
     translate(runner, files, failures, args.report)
-    note_learned(decoder)
     summary.print(decoder, args.verbose)
 
 

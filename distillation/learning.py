@@ -23,8 +23,8 @@ from speculative.row import Row, Stats
 from speculative.timing import CallTimes
 
 FIRST = 64  # texts to learn from at first; then again whenever they have doubled
-CHECK = 128  # texts, after which the draft model is checked on the latest
-WORSE = 0.7  # of its accuracy: these texts are of another kind
+CHECKED = 8  # the latest texts, of each FIRST, on which the draft model is checked
+WORSE = 0.7  # of its accuracy on some before: these are of another kind
 FASTER = 1.1  # the speed-up for which a draft model that is only fitted is used
 MAX_TEXTS = 4096  # the latest, to learn from
 EPOCHS = 10
@@ -67,13 +67,13 @@ class Learner:
             raise InputError("not enough memory to train a draft model")
         self.draft.learner = self
         self.version = 1 if trained else 0  # one more with every new set of weights
-        # Characters of all prompts of the work, or its windows of sound; None: as much is left as was done
-        self.total: float | None = None
+        # Characters of all prompts of the work, or its windows of sound; inf, not known: as much is left as was done
+        self.total = math.inf
         self._target, self._name, self._folder = target, name, folder
         self._promised = read_json(folder / "config.json").get("accuracy") if trained else None
         self._texts: list[TrainingText] = []
         self._count = 0  # texts of this kind so far
-        self._next_check = FIRST  # at that many
+        self._next_check: float = FIRST  # at that many
         self._next_training = FIRST
         self._best_accuracy = 0.0  # of a check
         self._before = Stats()  # of texts without a trained draft model
@@ -93,7 +93,6 @@ class Learner:
         self._batch = SERVER_BATCH if serves else BATCH
         self._slow = 0  # pieces in a row
         self._pieces: Iterator[Any] | None = None  # of training that has begun
-        self._stopped = False
 
     def learn(self, row: Row, seen: tuple[mx.array, mx.array]) -> None:
         """Take a row that finished, with what the target has seen of it (see `TrainingText`)."""
@@ -108,11 +107,6 @@ class Learner:
             self._after += row.stats
         else:
             self._before += row.stats
-
-    def skip(self, size: int) -> None:
-        """So much of the work, as `total` counts it, is done without this run."""
-        if self.total is not None:
-            self.total -= size
 
     def train(self, rows: int) -> None:
         """Between the steps, of so many rows, of work that ends: train if it is time to look whether that pays, and it does."""
@@ -142,7 +136,7 @@ class Learner:
 
     def _advance(self) -> bool:
         """Train for one piece; return whether there was something to do."""
-        if self._stopped or (not self._pieces and self._count < self._next_check):
+        if not self._pieces and self._count < self._next_check:
             return False
         try:
             self._pieces = self._pieces or self._session([*self._texts])
@@ -154,39 +148,28 @@ class Learner:
         return True
 
     def _stop(self, reason: str) -> None:
-        self._stopped = True
+        self._next_check = math.inf
         reporter.note(reason)
 
     def _session(self, texts: Sequence[TrainingText]) -> Iterator[Any]:
         """Train on these texts, piece by piece, if they have doubled or are of another kind, unless it does not pay."""
-        if self._is_other_kind(texts):
-            texts = texts[-FIRST:]
-            self._texts = [*texts]
-            self._count = self._next_training = len(texts)
-            self._best_accuracy = 0.0
-            self._learned_from = FITTED
-            self._evaluation = None
-        due = self._count >= self._next_training
-        if due:
-            self._next_training = 2 * self._count
-        self._next_check = min(self._count + CHECK, self._next_training)
-        if not due:
+        texts = self._of_one_kind(texts)
+        self._next_check = self._count + FIRST
+        if self._count < self._next_training:
             return
-        left = self._done if self.total is None else self.total - self._done
+        self._next_training = 2 * self._count
+        left = self.total - self._done if math.isfinite(self.total) else self._done
         steps = min(MAX_STEPS, EPOCHS * len(texts) // BATCH) * BATCH // self._batch
-        if self._evaluation and not self._pays(len(texts), steps, left):
-            return
-        # To look takes about as long as decoding this many texts, whatever comes of it.
-        is_small = left * self._count < FIRST * self._rows * self._done
-        if is_small and not (self._step_seconds or self._serves):
+        if not self._pays(len(texts), steps, left):
             return
         draft = trained_draft(self._folder, self._target) or new_draft(self._target)
         training = Training(
             self._target, draft, texts, steps=steps, batch=self._batch, on_best=self._take
         )
         if not (self._times or self._serves):
-            prompt = texts[0].prompt
-            self._times = call_times(training.narrow_draft, self._target, prompt, self._rows)
+            self._times = call_times(
+                training.narrow_draft, self._target, texts[0].prompt, self._rows
+            )
         pieces = training.pieces()
         while not training.best:
             yield next(pieces)
@@ -203,24 +186,33 @@ class Learner:
         self._evaluation = training.best
         self._learned_from = len(texts)
         self._promised = None  # from now on more texts may make it better
-        learned = f"learned from {len(texts)} texts in {training.seconds:.0f} s"
-        reporter.note(f"draft model: {learned}; {training.best}")
+        reporter.note(
+            f"draft model: learned from {len(texts)} texts in {training.seconds:.0f} s; {training.best}"
+        )
 
-    def _is_other_kind(self, texts: Sequence[TrainingText]) -> bool:
-        """Whether the draft model drafts the latest texts much worse than some before."""
+    def _of_one_kind(self, texts: Sequence[TrainingText]) -> Sequence[TrainingText]:
+        """These texts or, if the draft model drafts the latest much worse than some before, these alone, to begin anew."""
         if not self.version:
-            return False
-        batch = TrainingBatch.from_texts(self._target, texts[-self._batch :])
-        now = accuracy(self.draft, batch)
+            return texts
+        now = accuracy(self.draft, TrainingBatch.from_texts(self._target, texts[-CHECKED:]))
         self._best_accuracy = max(self._best_accuracy, now)
-        return now < WORSE * self._best_accuracy
+        if now >= WORSE * self._best_accuracy:
+            return texts
+        del self._texts[:-FIRST]
+        self._count = self._next_training = len(self._texts)
+        self._best_accuracy = 0.0
+        self._learned_from = FITTED
+        self._evaluation = None
+        return [*self._texts]
 
     def _pays(self, texts: int, steps: int, left: float) -> bool:
         """Whether what is left, as `total` counts it, pays for these steps of training on so many texts, as far as is known:
         the seconds of a step are those of the last one, 0 before the first."""
         if self._serves:
             return True
-        assert self._evaluation and self._times
+        if not self._evaluation:  # to look takes about as long as to decode so many texts
+            return left * self._count >= FIRST * self._rows * self._done
+        assert self._times
         since, done = self._since
         seconds = left * (self._paused - since) / max(1, self._done - done)
         errors_left = FALLING ** math.log2(texts / self._learned_from)
@@ -242,18 +234,18 @@ class Learner:
         distilled.set_weights(self.draft, weights)
         self.version += 1
 
-    def summary(self) -> str | None:
-        """A line about what came of it; None: nothing was decoded with a trained draft model."""
+    def report(self) -> None:
+        """Say what came of it, if anything was decoded with it."""
         after, before = self._after, self._before
         if not after.tokens:
-            return None
+            return
         line = f"draft model: {after.tokens_per_call:.2f} tokens a call, {after.tokens_per_second:.1f} tokens/s"
-        if not before.tokens:
-            return line
-        seconds = time.perf_counter() - self._began
-        pace = before.tokens_per_second
-        plain = seconds - self._training_seconds - after.seconds + after.tokens / pace
-        return (
-            f"{line}; before it, {before.tokens_per_call:.2f} and {pace:.1f}; trained for {self._training_seconds:.0f} s; "
-            f"{seconds:.0f} s in all, without it {plain:.0f} s (computed)"
-        )
+        if before.tokens:
+            seconds = time.perf_counter() - self._began
+            pace = before.tokens_per_second
+            plain = seconds - self._training_seconds - after.seconds + after.tokens / pace
+            line += (
+                f"; before it, {before.tokens_per_call:.2f} and {pace:.1f}; trained for {self._training_seconds:.0f} s; "
+                f"{seconds:.0f} s in all, without it {plain:.0f} s (computed)"
+            )
+        reporter.note(line)

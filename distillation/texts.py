@@ -20,7 +20,8 @@ from text.memory import Pair
 from text.text_side import Encoded, TextSide, check_prompt
 
 HELD_OUT = 20  # one text in this many is held out
-FEW, MANY = 8, 300  # texts to evaluate on: at least, of eight times as many, and at most
+FEW = 8  # texts to evaluate on, if there are eight times as many
+MANY = 300  # at most
 _MAX_UNKNOWN = 0.05  # share of unknown tokens above which a text is another model's
 
 

@@ -238,7 +238,7 @@ class Translator:
         for sentence in sorted(dict.fromkeys(wanted), key=len, reverse=True):
             if sentence in self.texts:
                 if self.decoder.learner:
-                    self.decoder.learner.skip(len(sentence))
+                    self.decoder.learner.total -= len(sentence)
                 continue
             if sentence not in self._pending:
                 prompt = self._framed(sentence)

@@ -112,7 +112,10 @@ class Summary:
         self.seed = response.seed
 
     def print(self, decoder: SpeculativeDecoder, verbose: bool) -> None:
-        """On stderr: how many texts were cut off, how many failed and, if `verbose`, statistics."""
+        """On stderr: what came of a draft model that learned, how many texts were cut off, how many failed and, if `verbose`,
+        statistics."""
+        if decoder.learner:
+            decoder.learner.report()
         if self.cut:
             cut = f"{self.cut} of {self.texts} outputs cut short"
             reporter.note(f"{cut} after at most {self.longest_cut} tokens; see --max-tokens")

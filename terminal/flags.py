@@ -39,8 +39,8 @@ SHARED: dict[str, dict[str, Any]] = {  # flags of several commands
     "--draft-vocabulary": dict(
         type=cli.name,
         metavar="FILE",
-        help="make a multilingual draft model faster, with the same output: it chooses only among the tokens in this text "
-        "file or translation memory; auto: among those generated so far, once few new ones appear (default: all tokens)",
+        help="make a draft model faster, with the same output: it chooses only among the tokens in this text file or translation "
+        "memory; auto: those written so far, once few are new (default: all; auto if it is made from the model itself)",
     ),
     "--distill": dict(
         type=cli.path,

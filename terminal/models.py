@@ -126,13 +126,6 @@ def learning_draft(model: Any, name: str | Path, folder: Path, serves: bool = Fa
         return None
 
 
-def note_learned(decoder: SpeculativeDecoder) -> None:
-    """Say what came of a draft model that was made while the work ran."""
-    line = decoder.learner.summary() if decoder.learner else None
-    if line:
-        reporter.note(line)
-
-
 def note_alone(decoder: SpeculativeDecoder) -> None:
     """Say on stderr if the model cannot decode in batches."""
     if decoder.max_batch_size(2) == 1:

@@ -1,9 +1,11 @@
 """A draft model that makes itself while the work runs: texts stay the same, and what it has learned is kept."""
 
 import json
+import math
 
 import pytest
 
+from common.reporting import reporter
 from decoder import SpeculativeDecoder, load
 from distillation import learning
 from distillation.evaluation import Evaluation
@@ -30,7 +32,9 @@ SAMPLED_ALONE = pytest.param(1, dict(temp=0.8, seed=3), marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("batch_size", "options"), [(4, {}), SAMPLED_ALONE])
-def test_texts_are_those_without_a_draft_model(decoder, eager, tmp_path, batch_size, options):
+def test_texts_are_those_without_a_draft_model(
+    decoder, eager, tmp_path, monkeypatch, batch_size, options
+):
     """While a draft model is trained and swapped in beside rows that have begun."""
     generate = dict(max_tokens=24, batch_size=batch_size, **options)
     plain = SpeculativeDecoder(decoder.model, decoder.tokenizer)
@@ -39,7 +43,10 @@ def test_texts_are_those_without_a_draft_model(decoder, eager, tmp_path, batch_s
     found = learned.batch_generate(PROMPTS[:40], num_draft=3, **generate)
     assert [each.text for each in found] == [each.text for each in expected]
     assert learner.version and sum(each.stats.draft_tokens for each in found)
-    assert "without it" in learner.summary()
+    lines = []
+    monkeypatch.setattr(reporter, "note", lines.append)
+    learner.report()
+    assert len(lines) == 1 and "without it" in lines[0]
 
 
 def test_the_next_run_begins_with_what_was_learned(decoder, eager, tmp_path):
@@ -56,7 +63,7 @@ def test_the_next_run_begins_with_what_was_learned(decoder, eager, tmp_path):
 def test_a_fitted_draft_model_drafts_before_any_training_and_is_not_saved(
     decoder, eager, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(Learner, "_pays", lambda *args: False)
+    monkeypatch.setattr(Learner, "_pays", lambda self, *args: not self._evaluation)
     monkeypatch.setattr(Evaluation, "speedup", lambda *args: 2.0)
     learned, learner = learns(decoder.model, decoder.tokenizer, tmp_path / "draft")
     found = learned.batch_generate(PROMPTS[:40], batch_size=4, max_tokens=24, num_draft=3)
@@ -70,7 +77,7 @@ def test_a_small_job_never_trains(decoder, tmp_path, monkeypatch):
     learned, learner = learns(decoder.model, decoder.tokenizer, tmp_path / "draft")
     learner.total = sum(map(len, PROMPTS[:40]))
     learned.batch_generate(PROMPTS[:40], max_tokens=4)  # 8 at once
-    assert not learner._stopped and learner.summary() is None and not (tmp_path / "draft").exists()
+    assert not (tmp_path / "draft").exists()
 
 
 def test_a_server_trains_in_pieces_while_it_is_idle(decoder, eager, tmp_path, monkeypatch):
@@ -86,7 +93,7 @@ def test_a_server_trains_in_pieces_while_it_is_idle(decoder, eager, tmp_path, mo
     monkeypatch.setattr(learning, "SLICE_SECONDS", 0)
     while learner.idle():
         pass
-    assert learner._stopped
+    assert learner._next_check == math.inf
 
 
 def test_texts_that_are_drafted_much_worse_are_another_kind(decoder, tmp_path, monkeypatch):
