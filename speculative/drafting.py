@@ -16,7 +16,7 @@ from speculative.model import Model, TokenLists
 from speculative.row import Row
 from speculative.sampling import Greedy, Sampler
 
-MAX_NEW = 0.1  # make a set once at most this share of tokens is expected to be new
+MAX_NEW = 0.05  # make a set once at most this share of tokens is expected to be new
 MIN_TOKENS = 1000  # tokens that must be written before that
 MAX_MISSES = 32  # make it again after this many tokens that it lacked
 

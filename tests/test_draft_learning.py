@@ -99,7 +99,7 @@ def test_a_server_trains_in_pieces_while_it_is_idle(decoder, eager, tmp_path, mo
 def test_texts_that_are_drafted_much_worse_are_another_kind(decoder, tmp_path, monkeypatch):
     """The draft model is checked on the latest, whatever the schedule drafts."""
     monkeypatch.setattr(learning, "FIRST", 8)
-    monkeypatch.setattr(learning, "CHECK", 8)
+    monkeypatch.setattr(learning, "CHECKED", 12)
     shares = iter([0.9, 0.8, 0.5])
     checked = []
 
@@ -114,9 +114,9 @@ def test_texts_that_are_drafted_much_worse_are_another_kind(decoder, tmp_path, m
     learner.total = 1
     generate = dict(batch_size=1, max_tokens=4, num_draft=1)
     learned.batch_generate(PROMPTS[:24], **generate)
-    assert checked == [8, 16] and len(learner._texts) == 24
+    assert checked == [8, 12] and len(learner._texts) == 24
     learned.batch_generate(PROMPTS[24:26], **generate)
-    assert checked == [8, 16, 16] and learner._learned_from == learning.FITTED
+    assert checked == [8, 12, 12] and learner._learned_from == learning.FITTED
     assert len(learner._texts) == 8 + 2
 
 

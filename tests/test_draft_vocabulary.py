@@ -112,7 +112,7 @@ def test_a_vocabulary_is_learned_for_each_language():
     common, rare = [*range(10)] * (MIN_TOKENS // 10), list(range(200, 400))
     vocabulary.learn([*common, *rare], "de")
     assert vocabulary.narrowed({"de"}) is None  # more is to be expected
-    vocabulary.learn([*common, *common, 999], "de")
+    vocabulary.learn([*common, *common, *common, 999], "de")
     assert vocabulary.narrowed({"de"}).model == [*range(10), *rare]
     assert vocabulary.narrowed({"de", "fr"}) is None
     vocabulary.learn([70, 71] * MIN_TOKENS, "fr")

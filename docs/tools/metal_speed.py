@@ -1,7 +1,9 @@
-"""The gain from drafts on Apple's chips: the table in docs/distilling.md, computed from published costs, not measured.
+"""The gain from drafts on Apple's chips: the tables in docs/distilling.md, computed from published costs, not measured.
 
 python -m docs.tools.metal_speed
 """
+
+from collections.abc import Callable
 
 import numpy as np
 
@@ -12,6 +14,12 @@ KINDS = {
     "corrections": (4.4, 7.3),
     "paragraphs": (4.1, 6.0),
 }
+# The same of the draft model that a job with --distill had made after so many sentences; its training took as long as plain
+# decoding of so many (docs/distilling.md, 3,000 sentences)
+LEARNED = (4.0, 6.0)
+BEFORE = 300
+TRAINING = 154
+JOBS = (1000, 3000, 10_000)
 DRAFTED = 0.04  # plain steps that a drafted token takes
 # A call in plain steps, by how many tokens it reads
 CHIPS = {
@@ -24,17 +32,25 @@ CHIPS = {
 }
 
 
-def table() -> str:
-    """In Markdown: times plain decoding, of 4 and 8 drafted the faster."""
-    lines = f"| | {' | '.join(KINDS)} |\n|{'---|' * (1 + len(KINDS))}\n"
+def gain(per_call: tuple[float, float], costs: dict[int, float]) -> float:
+    """Times plain decoding, of 4 and 8 drafted the faster."""
+    read = np.interp([1 + 4, 1 + 8], list(costs), list(costs.values()))
+    return max(np.array(per_call) / (read + DRAFTED * np.array([4, 8])))
+
+
+def job(size: int, costs: dict[int, float]) -> float:
+    """Times plain decoding, of a whole job that begins plain."""
+    return size / (BEFORE + TRAINING + (size - BEFORE) / gain(LEARNED, costs))
+
+
+def table(titles: list[str], gains: Callable[[dict[int, float]], list[float]]) -> str:
+    """In Markdown, a line for each chip."""
+    lines = f"| | {' | '.join(titles)} |\n|{'---|' * (1 + len(titles))}\n"
     for chip, costs in CHIPS.items():
-        calls = np.interp([1 + 4, 1 + 8], list(costs), list(costs.values())) + DRAFTED * np.array(
-            [4, 8]
-        )
-        gains = [f"{max(per_call / calls):.1f}" for per_call in map(np.array, KINDS.values())]
-        lines += f"| {chip} | {' | '.join(gains)} |\n"
+        lines += f"| {chip} | {' | '.join(f'{x:.1f}' for x in gains(costs))} |\n"
     return lines
 
 
 if __name__ == "__main__":
-    print(table(), end="")
+    print(table(list(KINDS), lambda costs: [gain(each, costs) for each in KINDS.values()]))
+    print(table(list(map(str, JOBS)), lambda costs: [job(n, costs) for n in JOBS]), end="")
