@@ -6,10 +6,12 @@ import math
 import pytest
 
 from common.reporting import reporter
-from decoder import SpeculativeDecoder, load
+from decoder import Options, SpeculativeDecoder, load
 from distillation import learning
 from distillation.evaluation import Evaluation
 from distillation.learning import Learner
+from documents.files import load as load_document
+from documents.translator import Translator
 
 PROMPTS = [f"translate number to German: {n}" for n in range(1000, 60_000, 997)]
 
@@ -137,3 +139,15 @@ def test_what_the_target_saw_is_what_it_sees(decoder, eager, tmp_path):
     read = mx.array(seen.drafted(0))[:, :, None]
     assert mx.allclose(seen.states * read, again.states * read, atol=1e-4)
     assert (seen.mask == again.mask).all()
+
+
+def test_what_a_run_finds_done_is_not_left_to_do(decoder, tmp_path):
+    """Such as the sentences of an interrupted run."""
+    source = tmp_path / "in.txt"
+    source.write_text("The king sees the house.\nThe queen sees the key.\n")
+    learned, learner = learns(decoder.model, decoder.tokenizer, tmp_path / "draft")
+    known = {"The king sees the house.": "Le roi."}
+    translator = Translator(learned, Options(target_lang="fr"), 2, texts=known)
+    translator.translate(load_document(str(source), None).document, "in.txt")
+    assert learner.total == 1e9 - len("The king sees the house.")
+    assert learner._done >= len("The queen sees the key.")
