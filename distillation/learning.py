@@ -225,8 +225,8 @@ class Learner:
         draft, times = training.draft, self._times
         dtype = distilled.type_of(self._target)
         if training.steps_done:
-            accuracy = evaluation.accuracy
-            distilled.save(draft, self._target, self._name, self._folder, dtype, accuracy)
+            share = evaluation.accuracy
+            distilled.save(draft, self._target, self._name, self._folder, dtype, share)
         elif times and evaluation.speedup(times) < FASTER:
             return
         weights = distilled.stored_weights(draft, dtype)

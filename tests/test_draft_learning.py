@@ -79,7 +79,10 @@ def test_a_small_job_never_trains(decoder, tmp_path, monkeypatch):
     learned, learner = learns(decoder.model, decoder.tokenizer, tmp_path / "draft")
     learner.total = sum(map(len, PROMPTS[:40]))
     learned.batch_generate(PROMPTS[:40], max_tokens=4)  # 8 at once
-    assert not (tmp_path / "draft").exists()
+    lines = []
+    monkeypatch.setattr(reporter, "note", lines.append)
+    learner.report()
+    assert not lines and not (tmp_path / "draft").exists()
 
 
 def test_a_server_trains_in_pieces_while_it_is_idle(decoder, eager, tmp_path, monkeypatch):
