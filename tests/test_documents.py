@@ -1,19 +1,16 @@
-"""Formats of documents: only their texts change; sentences and placeholders."""
+"""Formats of documents: only their texts change."""
 
 import io
-import time
 import zipfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from common.errors import InputError
 from documents import FORMATS, gettext, read
 from documents.document import Passage, by_length, decoded
 from documents.language import LanguageChange
-from documents.sentences import changed, edges, keep_pattern, masked, sentences, translatable
+from documents.sentences import changed, keep_pattern
 
 WRAPPED = "An old king sees a door that is red, and\nhis old dog sees it too."
 CUES = "1\n00:00:01,000 --> 00:00:02,000\nan old king\r\nsees\n\n2\n00:00:03,000 --> 00:00:04,500\n<i>an old door.</i>\n"
@@ -325,52 +322,6 @@ def test_what_cannot_be_read_is_one_line(ending, data, message):
         read(Path(f"a{ending}"), data, "utf-8")
 
 
-PO = 'msgid ""\nmsgstr "Plural-Forms: nplurals={}; plural={};\\n"\n\nmsgid "a"\nmsgid_plural "b"\nmsgstr[0] ""\n'
-HOSTILE = [
-    (".po", "/etc/passwd"),
-    (".po", PO.format(10**8, 0)),
-    (".po", PO.format(2, "1/n")),
-    (".po", PO.format(2, "(" * 5000)),
-    (".srt", "1\n" + "9" * 400 + ":00:01,000 --> 00:00:02,000\nA\n"),
-    (".html", "&#" + "9" * 5000 + ";"),
-    (".html", '<meta charset="hex">a king'),
-    (".md", "Press **{**"),
-    (".md", "Press **{12**"),
-    (".ass", "Format:\nDialogue: x"),
-]
-
-
-@pytest.mark.parametrize("ending, source", HOSTILE)
-def test_a_hostile_document_is_read_or_is_one_line(ending, source):
-    try:
-        document = read(Path(f"a{ending}"), source.encode())
-    except InputError as error:
-        assert len(str(error).splitlines()) == 1
-    else:
-        document.write([f"{passage.text} {{" for passage in document.passages])
-
-
-LONG = {
-    "a\n{} \nb": " ", "{}'\">": "<a ", "{}x": "<code>", "<p>x <a>{}": " ", "a{}b": "\r", "{}y": "<b>x ",
-    "{} ": "<!--", "{}\n": "a<br>", "a {}": "*b ", "1\n00:00:01,000 --> 00:00:02,000\n{}": "x\n",
-}  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [".txt", ".html", ".md", ".srt"])
-@pytest.mark.parametrize("source", LONG)
-def test_time_is_linear(kind, source):
-    """Quadratic time takes minutes here."""
-    data = source.format(LONG[source] * 20_000).encode()
-    began = time.process_time()
-    try:
-        document = read(Path(f"a{kind}"), data, "utf-8")
-        document.write([passage.text[::2] for passage in document.passages])
-    except InputError as error:
-        assert "no cue" in str(error)
-    assert time.process_time() - began < 10
-
-
 @pytest.mark.parametrize(
     "lengths, text, parts",
     [
@@ -387,70 +338,3 @@ def test_time_is_linear(kind, source):
 )
 def test_a_text_is_spread_by_length(lengths, text, parts):
     assert by_length(Passage("", tuple((0, length) for length in lengths)), text) == parts
-
-
-@given(st.text(st.sampled_from("ab. ,!`%{}\n。é\u2028"), max_size=80), st.integers(1, 9))
-def test_sentences_joined_are_the_text(text, most):
-    for whole in (False, True):
-        pieces = [
-            *sentences(text, "en", keep_pattern("`[^`]*`"), lambda text: len(text) <= most, whole)
-        ]
-        assert "".join(pieces) == text and all(len(piece) <= most for piece in pieces)
-
-
-def test_sentences_are_cut_where_a_reader_would():
-    def cut(text: str, most: int = 99, **how) -> list[str]:
-        pattern = keep_pattern(r"!\[.*?\]")
-        return [*sentences(text, "en", pattern, lambda text: len(text) <= most, **how)]
-
-    assert cut("Dr. Ann sees. ![A dog] is.  Go!") == ["Dr. Ann sees. ", "![A dog] is.  ", "Go!"]
-    assert cut("One. Two.\nThree.", whole=True) == ["One. Two.\n", "Three."]
-    assert cut("Plan B. A dash: no! - He said. iPhones are here.") == [
-        "Plan B. A dash: no! - He said. iPhones are here."
-    ]
-    assert cut("We see, as the dog sees us", 20) == ["We see, ", "as the dog sees us"]
-
-
-@pytest.mark.parametrize(
-    "language, pieces",
-    [
-        ("fr", ["M. Roi arrive avec MM. Dupont et Mme. Roi. ", "Il part."]),
-        ("de", ["Im 19. Jahrhundert lebte Ludwig XIV. Er war Hr. Roi. ", "Er starb 1715. ", "Ja."]),
-        ("nb", ["Den 3. oktober kom han. ", "Han gikk."]),
-        ("pl", ["Spotkał dr. Nowaka i inż. Kota. ", "Poszedł."]),
-        ("en", ["It was 19. ", "He went with Dr. Smith and J. R. Smith. ", "Good."]),
-        ("en", ["He ate it. ", "5 went c. 40 km or approx. 5, see no. 5 and Vol. 5. ", "Ja."]),
-        ("es", ["Era una casa. ", "5 son el núm. 5, o aprox. 5."]),
-        ("de", ["Siehe S. 5, Bd. 5 und ca. 5 km. ", "Ja."]),
-        ("ja", ["「行く。」と言った。", "そして寝た。"]),
-        ("zh-Hant", ["他來了。", "她說好。"]),
-    ],
-)
-def test_sentences_are_not_cut_after_titles_and_ordinals(language, pieces):
-    text = "".join(pieces)
-    assert [*sentences(text, language, keep_pattern(), lambda _: True)] == pieces
-
-
-def test_placeholders_are_kept():
-    source = "%d of {name} at <b>https://a.org/x?y</b>, a@b.org: 50 % off"
-    held = ["%d", "{name}", "<b>", "https://a.org/x?y", "</b>", "a@b.org"]
-    assert changed(source, "", keep_pattern("%d")) == held
-    assert not changed(source, source, keep_pattern("%d"))
-    assert changed("one", "{s}", keep_pattern()) == ["{s}"]
-    plain, restored = masked(source, keep_pattern("%d"))
-    assert plain == "X1 of X2 at X3X4X5, X6: 50 % off" and restored(plain) == source
-    assert translatable("50 % off", keep_pattern()) and not translatable(
-        "<b>50</b> a@b.org", keep_pattern()
-    )
-
-
-@pytest.mark.parametrize("kind", [".txt", ".html"])
-@pytest.mark.parametrize(
-    "text", ["a" * 50_000, f"a{' ' * 50_000}a", f"a{'😀' * 9000}a", "<a" * 3000]
-)
-def test_cutting_takes_linear_time(kind, text):
-    began = time.process_time()
-    for passage in FORMATS[kind](f"{text} {'The king sees. ' * 900}".encode()).passages:
-        pieces = [*sentences(passage.text, "en", keep_pattern(), lambda _: True)]
-        assert "".join(map("".join, map(edges, pieces))) == passage.text
-    assert time.process_time() - began < 3
