@@ -35,6 +35,7 @@ from speculative.cached_model import CachedModel, PrefixCache
 from speculative.draft import Step
 from speculative.drafting import Drafter, DraftVocabulary, ModelDrafter, PromptLookup
 from speculative.driver import Driver, Prompts, Task, Tasks
+from speculative.journal import RowJournal
 from speculative.lookup import REFERENCE
 from speculative.model import Model
 from speculative.options import COUNT, SIZE, OptionError, Options
@@ -266,11 +267,17 @@ class SpeculativeDecoder:
         source = Tasks(tasks, at_once)
         with self.running(options) as driver:
             for row in driver.decode(source, self.max_batch_size(batch_size)):
+                self._count(row)
                 on_row(row)
                 source.finish(row)
                 while source.results:
                     yield source.results.popleft()
         yield from source.results
+
+    def _count(self, row: Row) -> None:
+        """Let what an earlier run decoded not count as work that is left."""
+        if self.learner and row.replayed:
+            self.learner.total -= len(row.prompt_text) or 1
 
     def seeded(self, options: Options) -> Options:
         """These options, with a fresh seed if they sample and name none. Ranks take rank 0's."""
@@ -301,7 +308,11 @@ class SpeculativeDecoder:
         return "".join(response.text for response in self.stream_generate(prompt, **options))
 
     def stream_batch(
-        self, prompts: Iterable[Content], batch_size: int = BATCH_SIZE, **options
+        self,
+        prompts: Iterable[Content],
+        batch_size: int = BATCH_SIZE,
+        journal: RowJournal | None = None,
+        **options,
     ) -> Iterator[tuple[int, Response]]:
         """Decode many prompts, `batch_size` at a time; yield (index, Response) as each finishes.
 
@@ -309,7 +320,8 @@ class SpeculativeDecoder:
         whether the next prompt or the end has come, decoding goes on without waiting, and prompts join as they come.
 
         Each prompt gets the tokens it would get alone (in float32; narrower types may round differently in
-        a batch); a repeated prompt draws other random numbers. Errors: as `stream_generate`.
+        a batch); a repeated prompt draws other random numbers. journal: keeps finished rows, for a run after an
+        interruption. Errors: as `stream_generate`.
         """
         settings = self.seeded(Options.named(options))
         if not SIZE.accepts(batch_size):
@@ -317,9 +329,10 @@ class SpeculativeDecoder:
         if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
             raise InputError(f"prompts is a {type(prompts).__name__}, not a list of texts")
         make = partial(self.maker.rows, options=settings, seeds=RowSeeds(settings.seed))
-        source = Prompts(prompts, make, _WINDOW * int(batch_size))
+        source = Prompts(prompts, make, _WINDOW * int(batch_size), journal)
         with self.running(settings) as driver:
             for row in driver.decode(source, self.max_batch_size(int(batch_size))):
+                self._count(row)
                 index, sample = source.index.pop(row)
                 for i, each in enumerate([row, *row.others]):
                     yield index, replace(respond(each), sample=sample + i)

@@ -209,7 +209,7 @@ def answers(
         reporter.note(f"{name}, line {line}: {reason}")
 
     prompts = PromptFile(name, report, prepare=prepare)
-    with progress(None, 0, False) as show:
+    with progress(None, False) as show:
         for _, response in prompts.answers(decoder, args.batch_size, options):
             yield response
             show(prompts.lines)

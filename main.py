@@ -12,7 +12,6 @@ import sys
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 
 from common.errors import InputError
@@ -204,13 +203,8 @@ def run_command(args, ranks: Ranks) -> None:
         decode_prompt(prompt, decoder, options, display, remember)
         return
     note_alone(decoder)
-    key = ""
-    if args.output:  # what outputs depend on; a pipe is read once
-        prompts = path.read_bytes() if path and path.is_file() else b""
-        of_model = models.stamp(), models.extra_eos_token, options, prompt_format
-        key = repr(("main.py", *of_model, args.json, sha256(prompts).hexdigest()))
     batch_size = args.batch_size or BATCH_SIZE
-    task = FileTask(args.prompt_file, args.output, batch_size, key, args.force)
+    task = FileTask(args.prompt_file, args.output, batch_size, models.stamp(), args.force)
     decode_file(task, decoder, options, prompt_format, display, ranks, remember)
 
 

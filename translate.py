@@ -18,7 +18,7 @@ from common.reporting import reporter
 from decoder import BATCH_SIZE
 from distributed.ranks import session
 from documents import FORMATS
-from documents.files import REPORT_HEAD, File, FileTranslator, load_all, output_of, report_of
+from documents.files import REPORT_HEAD, File, FileTranslator, load_all, report_of, with_outputs
 from documents.translator import Line, Translator, length
 from terminal import cli, flags
 from terminal.display import Summary
@@ -96,14 +96,12 @@ def run_command(args) -> None:
     languages = translator.source_lang, translator.target_lang
     if glossary and not glossary.fitting(*languages):
         raise InputError(f"{args.terms}: none of {len(glossary.pairs)} pairs is in these languages")
-    files = [
-        file._replace(output=output_of(file.name, args.output, languages, file.inside))
-        for file in files
-    ]
+    files = with_outputs(files, args.output, languages)
     flags.check_apart(args, [(file.name, file.output) for file in files])
-    key = repr(("translate.py", models.stamp(), options))
-    runner = FileTranslator(translator, key, args.force)
-    runner.check(files)
+    seeded = options.seed is not None
+    runner = FileTranslator(translator, models.stamp(), seeded, args.force)
+    files, unwritable = runner.check(files)
+    failures += unwritable
     if decoder.learner:
         decoder.learner.total = sum(length(file.document) for file in files)
     translate(runner, files, failures, args.report)

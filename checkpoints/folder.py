@@ -102,8 +102,11 @@ def state_of(folder: Path) -> dict[str, list[int]]:
 
 
 def stamp(folder: Path) -> str:
-    """Of the files in a folder: another one if some are written again."""
-    return repr(sorted(states(folder.iterdir()).items()))
+    """Of the files in a folder that a model is loaded from: another one if some are written again."""
+    names = {WEIGHTS, "chat_template.jinja", *_SETTINGS}
+    files = folder.iterdir()
+    read = states(p for p in files if p.name in names or _WEIGHTS.fullmatch(p.name))
+    return repr(sorted(read.items()))
 
 
 def is_outdated(converted: Path) -> bool:

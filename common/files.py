@@ -1,14 +1,16 @@
 """Files and folders that appear whole or not at all, and journals of work that may be interrupted.
 
 What is unfinished is in a hidden file beside its output, whose name is always the same: the next run replaces what a
-killed one has left.
+killed one has left. A link stands for what it points to.
 """
 
 import fcntl
+import filecmp
 import json
 import os
 import shutil
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,8 +19,14 @@ from typing import Any
 from common.errors import InputError
 
 
+def followed(path: Path) -> Path:
+    """What a link points to; any other path, made absolute."""
+    return Path(os.path.realpath(path))
+
+
 def hidden(path: Path, ending: str) -> Path:
     """The file beside `path` that belongs to it. With a number: a long name is cut."""
+    path = followed(path)
     number = zlib.crc32(os.fsencode(path.name))
     return path.parent / f".{path.name[:50]}.{number:08x}.{ending}"
 
@@ -45,17 +53,19 @@ def naming_file(path: Path, partial: Path) -> Iterator[None]:
 @contextmanager
 def replacing(path: Path, force: bool = True) -> Iterator[Path]:
     """Yields a path for a file or a folder that replaces `path` if nothing fails. OSErrors about it name `path`. InputError
-    without `force` if that is there."""
-    if not force:
-        check_free(path, force)
+    without `force` if something else is there by then."""
+    target = followed(path)
     partial = hidden(path, "partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         with naming_file(path, partial):
             yield partial
-            if partial.is_dir() and path.exists():
-                shutil.rmtree(path)
-            partial.replace(path)
+            if not partial.is_dir():
+                if not (target.is_file() and filecmp.cmp(partial, target, shallow=False)):
+                    check_free(path, force)
+            elif target.exists():
+                shutil.rmtree(target)
+            partial.replace(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         with suppress(OSError):
@@ -63,13 +73,12 @@ def replacing(path: Path, force: bool = True) -> Iterator[Path]:
 
 
 class Journal:
-    """The finished work of a run, in JSON lines, for the next one if it is interrupted. The first line is the key, on which
-    the others depend. A line that was cut off does not count."""
+    """The finished work of a run, by key, for the next one if it is interrupted. A line each: the key, a checksum, and the
+    entry as JSON. A line that was cut off or damaged does not count."""
 
-    def __init__(self, output: Path, key: str, force: bool = False):
-        """InputError if another run is writing it, or had another key and has finished something, unless `force`."""
+    def __init__(self, output: Path):
+        """InputError if another run is writing the output."""
         self._output = output
-        self._key = key
         self._path = hidden(output, "journal")
         with naming_file(output, self._path):
             self._file = open(self._path, "a+b", buffering=0)  # noqa: SIM115 (`close` does)
@@ -79,25 +88,39 @@ class Journal:
             raise InputError(f"{output}: another run is writing it") from None
         except OSError:
             pass  # a file system without locks
-        self._file.seek(0)
-        lines = self._file.read().split(b"\n")[:-1]
-        if lines[:1] != [json.dumps(key).encode()]:
-            if lines[1:] and not force:
-                other = "a run with another model, input or options was interrupted"
-                raise InputError(f"{output}: {other}; repeat that one, or --force begins anew")
-            lines = []
-        self.entries = [json.loads(line) for line in lines[1:]]  # of earlier runs
-        self._file.truncate(sum(len(line) + 1 for line in lines))
-        self._is_empty = not lines
+        self._places = defaultdict[str, list[tuple[int, int]]](list)  # by key: sizes, offsets
+        self._size = 0
+        with self._path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    key = line.partition(b" ")[0].decode(errors="replace")
+                    self._places[key].append((len(line), self._size))
+                    self._size += len(line)
+        self._file.truncate(self._size)
 
-    def append(self, entry: Any) -> None:
+    @property
+    def has_entries(self) -> bool:
+        """Whether an earlier run has finished something."""
+        return bool(self._places)
+
+    def take(self, key: str) -> Any:
+        """The first entry of an earlier run that was not taken; None: there is none."""
+        while self._places[key]:
+            line = os.pread(self._file.fileno(), *self._places[key].pop(0))
+            checksum, _, data = line.partition(b" ")[2].partition(b" ")
+            if checksum == _checksum(data):
+                return json.loads(data)
+        return None
+
+    def append(self, key: str, entry: Any) -> None:
         """Add what is finished. After an OSError, such as a full disk's, nothing more can be added."""
-        values = [self._key, entry] if self._is_empty else [entry]
-        data = "".join(f"{json.dumps(value)}\n" for value in values).encode()
+        data = json.dumps(entry).encode() + b"\n"
+        line = b" ".join([key.encode(), _checksum(data), data])
         with naming_file(self._output, self._path):
-            while data:
-                data = data[self._file.write(data) :]
-        self._is_empty = False
+            while line:
+                written = self._file.write(line)
+                self._size += written
+                line = line[written:]
 
     def remove(self) -> None:
         """Forget it: the output is written."""
@@ -105,6 +128,10 @@ class Journal:
 
     def close(self) -> None:
         """Leave it to the next run, if there is something in it."""
-        if self._is_empty:
+        if not self._size:
             self.remove()
         self._file.close()
+
+
+def _checksum(data: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(data)

@@ -1,6 +1,5 @@
 """Documents in files: where their translations go, and going on where an interrupted run stopped."""
 
-import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -9,11 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import InputError, errors_name
-from common.files import Journal, check_free, replacing
+from common.files import check_free, followed, replacing
+from common.reporting import reporter
 from documents import FORMATS, OPTIONS, read
 from documents.document import Document
 from documents.translator import Line, Translation, Translator, length
 from speculative.driver import Task
+from speculative.journal import RowJournal, kept
 from text.languages import short, tag_of
 
 STDIN = "-"
@@ -25,16 +26,15 @@ class File(NamedTuple):
 
     name: str  # as it was given
     document: Document
-    digest: str  # of what it was read from
-    inside: Path = Path()  # its place below the folder that was given
+    inside: Path = Path()  # its place below the folder that was given, if one was
     output: Path | None = None  # where its translation goes; None: to standard output
 
 
 def files_of(names: Iterable[str]) -> Iterator[tuple[str, Path]]:
-    """The files of these names and the documents in folders, hidden ones left out, each with its place below its folder."""
+    """The files of these names and the documents in folders, hidden ones left out, these with their places below the folder."""
     for name in names:
         if not Path(name).is_dir():
-            yield name, Path(Path(name).name)
+            yield name, Path()
         for path in sorted(Path(name).rglob("*")):
             inside = path.relative_to(name)
             is_hidden = any(part.startswith(".") for part in inside.parts)
@@ -51,8 +51,7 @@ def load(name: str, output: Path | None, encoding: str | None = None, **options:
     data = sys.stdin.buffer.read() if name == STDIN else path.read_bytes()
     with errors_name(Path(name)):
         document = read(path, data, encoding, **options)
-    digest = hashlib.sha256(data + repr((encoding, options)).encode()).hexdigest()
-    return File(name, document, digest)
+    return File(name, document)
 
 
 def load_all(
@@ -98,20 +97,58 @@ def _in_language(stem: str, source: str | None, target: str) -> str:
     return f"{stem}.{short(target)}"
 
 
+def with_outputs(
+    files: Sequence[File], output: Path | None, languages: Sequence[str | None]
+) -> list[File]:
+    """The files with their outputs. A file of a folder that another one's translation would be, into its language or the one
+    that its name says, is no source: it is left out and named. output, languages: as for `output_of`"""
+    source, target = languages
+
+    def outputs(target: str | None) -> list[Path | None]:
+        return [output_of(file.name, output, (source, target), file.inside) for file in files]
+
+    tags = {Path(file.name).stem.rpartition(".")[2] for file in files}
+    known = [tag for tag in tags if tag_of(tag) and short(tag) != short(source or "")]
+    made = dict[Path, str]()  # the sources, by translation
+    for tag in known:
+        for path, file in zip(outputs(tag), files, strict=True):
+            made[followed(path or Path())] = file.name
+    sources = list[File]()
+    for file, path in zip(files, outputs(target), strict=True):
+        origin = made.get(followed(Path(file.name)), file.name)
+        if file.inside == Path() or origin == file.name:
+            sources.append(file._replace(output=path))
+        else:
+            reporter.note(f"{file.name} is left out: a translation of {origin}")
+    return sources
+
+
 @dataclass
 class FileTranslator:
-    """Translates files in the same batches. Those that an interrupted run with the same key has finished are passed over."""
+    """Translates files in the same batches, and goes on where an interrupted run stopped."""
 
     translator: Translator
-    key: str  # what translations depend on besides their documents
+    model: str  # its stamp
+    seeded: bool = False  # see RowJournal
     force: bool = False  # replace files that exist
 
-    def check(self, files: Sequence[File]) -> None:
-        """InputError if an output exists that this run may not replace, or cannot be written."""
+    def check(self, files: Sequence[File]) -> tuple[list[File], list[InputError]]:
+        """The files whose outputs can be written, and what is wrong with the others. InputError if an output exists that this
+        run may not replace: it may be an interrupted run's, where that has left a journal."""
+        good = list[File]()
+        failures = list[InputError]()
         for file in files:
-            if file.output:
-                with self._journal(file.output) as journal:
-                    check_free(file.output, self.force or bool(_finished(journal, file)))
+            try:
+                if file.output:
+                    with self._journal(file.output) as journal:
+                        check_free(file.output, self.force or journal.has_rows)
+            except OSError as error:
+                failures.append(InputError(f"{file.name}: {error.filename}: {error.strerror}"))
+            else:
+                good.append(file)
+        if not good:
+            raise failures[0]
+        return good, failures
 
     def run(self, files: Sequence[File]) -> Iterator[tuple[File, Translation | InputError]]:
         """Each file with its translation or what is wrong with it, as they are finished."""
@@ -119,6 +156,7 @@ class FileTranslator:
         (first, *others) = [file.name for file in files]
         title = f"{first} and {len(others)} more" if others else first
         characters = sum(length(file.document) for file in files)
+        self.translator.sample(file.document for file in files)
         tasks = map(self._task, files)
         for number, result in self.translator.run(tasks, title, characters):
             failed |= isinstance(result, InputError)
@@ -129,34 +167,20 @@ class FileTranslator:
                     journal.remove()
 
     @contextmanager
-    def _journal(self, output: Path) -> Iterator[Journal]:
+    def _journal(self, output: Path) -> Iterator[RowJournal]:
         output.parent.mkdir(parents=True, exist_ok=True)
-        with closing(Journal(output, self.key, self.force)) as journal:
+        with closing(RowJournal(output, self.model, self.seeded)) as journal:
             yield journal
 
     def _task(self, file: File) -> Task:
+        steps = self.translator.steps(file.document)
         if file.output is None:
-            return (yield from self.translator.steps(file.document))
+            return (yield from steps)
         with self._journal(file.output) as journal:
-            earlier = _finished(journal, file)
-            if earlier:
-                return earlier
-            translation: Translation = yield from self.translator.steps(file.document, journal)
-            with replacing(file.output) as partial:
+            translation: Translation = yield from kept(steps, journal)
+            with replacing(file.output, self.force) as partial:
                 partial.write_bytes(translation.data)
-            journal.append({"digest": file.digest, "lines": translation.lines})
             return translation
-
-
-def _finished(journal: Journal, file: File) -> Translation | None:
-    """The translation that an interrupted run wrote of this file as it is now, if its output is still there."""
-    for entry in journal.entries:
-        is_end = isinstance(entry, dict) and entry["digest"] == file.digest
-        if is_end and file.output and file.output.exists():
-            lines = [Line(*line) for line in entry["lines"]]
-            note = f"{file.output} is finished already; remove that to translate it again"
-            return Translation(file.output.read_bytes(), lines, [note])
-    return None
 
 
 def report_of(name: str, lines: Sequence[Line]) -> str:

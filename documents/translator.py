@@ -1,6 +1,7 @@
 """Documents in another language, sentence by sentence."""
 
 import re
+import zlib
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -10,7 +11,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from common.errors import InputError
-from common.files import Journal
 from common.reporting import reporter
 from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder
 from documents.document import Document, Passage, Target, Targets, spread
@@ -39,6 +39,7 @@ Pattern = Any  # regex's
 Aligners = dict[tuple[str | None, str | None], Aligner | None]
 
 _FULL = 0.6  # of the longest output: longer sentences are cut
+_SAMPLED = 64  # sentences that say how the model's attention is to be read
 _ALIGNED = 32  # sentences whose words are aligned before a server's other requests go on
 _LONG = 5  # characters of a text for one of its source, more than any language needs
 _QUOTED = re.compile(r"""["'“„«「『].*["'”“»」』]""")
@@ -81,9 +82,7 @@ class Translator:
     texts: dict[str, str] = field(default_factory=dict)  # by sentence, known ones; gets the others
     on_response: Callable[[Response], Any] = lambda response: None  # for each finished sentence
     assumed_source: str | None = None  # the language if neither the options nor the model say it
-    aligners: Aligners = field(
-        default_factory=dict
-    )  # by languages: what translators learn together
+    aligners: Aligners = field(default_factory=dict)  # by languages: shared by a server's requests
     max_prompt_tokens: int | None = None  # of a sentence; None: as many as the model reads
 
     def __post_init__(self, exact: bool):
@@ -112,7 +111,7 @@ class Translator:
                 self._terms[term.prompt.casefold()][term.text] = None
         self._term_pattern = phrase_pattern([*self._terms])
         self._pending = dict[str, Row]()  # that are being decoded, by sentence
-        self._journals = defaultdict[str, list[Journal]](list)  # that want these sentences
+        self._sample = list[str]()  # sentences
         self._cut = set[str]()  # sentences whose translations are not whole
 
     @cached_property
@@ -121,6 +120,17 @@ class Translator:
         if key not in self.aligners:
             self.aligners[key] = Aligner.of(self.decoder, self.options, bool(self._exact))
         return self.aligners[key]
+
+    def sample(self, documents: Iterable[Document]) -> None:
+        """Let some sentences of these documents say how the model's attention is to be read: the same ones in whatever order
+        the documents come and are translated."""
+        passages = {passage.text: passage for each in documents for passage in each.passages}
+        for text in sorted(passages, key=lambda text: zlib.crc32(text.encode())):
+            pattern = keep_pattern(passages[text].placeholders)
+            pieces = self._pieces(passages[text], pattern)
+            self._sample += [edges(_flat(p))[1] for p in pieces if translatable(p, pattern)]
+            if len(self._sample) >= _SAMPLED:
+                return
 
     def translate(self, document: Document, name: str = "") -> Translation:
         """A document's translation. name: for the progress bar."""
@@ -137,13 +147,11 @@ class Translator:
             size = self.batch_size
             yield from self.decoder.run(tasks, self.options, size, at_once=size, on_row=finish)
 
-    def steps(self, document: Document, journal: Journal | None = None) -> Task:
-        """Translate a document, wherever its sentences are decoded; `finish` gets their rows. journal: gets their texts"""
+    def steps(self, document: Document) -> Task:
+        """Translate a document, wherever its sentences are decoded; `finish` gets their rows."""
         if document.for_change and self.target_lang and tag_of(self.target_lang):
             change = LanguageChange(self.source_lang, bcp47(self.target_lang))
             document = replace(document.for_change(change=change), strict=document.strict)
-        if journal:
-            self.texts |= dict(each for each in journal.entries if isinstance(each, list))
         passages = document.passages
         patterns = [keep_pattern(passage.placeholders) for passage in passages]
         pieces = [*map(self._pieces, passages, patterns)]
@@ -153,13 +161,13 @@ class Translator:
             for piece in of_passage
             if translatable(piece, pattern)
         )
-        yield self._rows([sentence for sentence, _ in wanted], journal)
+        yield self._rows([sentence for sentence, _ in wanted])
         lost = [
             (sentence, pattern)
             for sentence, pattern in wanted
             if changed(sentence, self.texts[sentence], pattern) and sentence not in self._exact
         ]
-        yield self._rows([masked(*each)[0] for each in lost], journal)
+        yield self._rows([masked(*each)[0] for each in lost])
         for sentence, pattern in lost:
             plain, restored = masked(sentence, pattern)
             text = restored(self.texts[plain])
@@ -231,7 +239,7 @@ class Translator:
         prompt = self._framed(Prompt(text, "-"))
         return self.decoder.maker.row(prompt, self.options)
 
-    def _rows(self, wanted: Sequence[str], journal: Journal | None) -> Iterator[Row]:
+    def _rows(self, wanted: Sequence[str]) -> Iterator[Row]:
         """The rows of sentences without a text, the longest first, made as they are taken; documents share them."""
         self.texts |= {each: self._exact[each] for each in wanted if each in self._exact}
         seeds = RowSeeds(self.options.seed)
@@ -244,15 +252,12 @@ class Translator:
                 prompt = self._framed(sentence)
                 rows = self.decoder.maker.rows(prompt, self.options, seeds, self.max_prompt_tokens)
                 (self._pending[sentence],) = rows
-            if journal:
-                self._journals[sentence].append(journal)
             yield self._pending[sentence]
 
     def finish(self, row: Row) -> None:
         """Take a sentence's text."""
         response = respond(row)
         del self._pending[response.prompt]
-        journals = self._journals.pop(response.prompt, ())
         self.on_response(response)
         text = " ".join(response.text.splitlines()).strip()
         self.texts[response.prompt] = text or response.prompt
@@ -260,8 +265,6 @@ class Translator:
             self._cut.add(response.prompt)
             return
         pair = Pair(response.prompt, text, *self.languages)
-        for journal in journals:
-            journal.append([pair.prompt, pair.text])
         if self.memory_file and pair not in (self.decoder.memory or ()):
             self.memory_file.append(pair)
 
@@ -318,6 +321,9 @@ class Translator:
         aligned = dict[Sentence, Align]()
         if not (todo and self.aligner):
             return aligned
+        if self._sample:
+            yield self._rows(self._sample)
+            yield partial(self.aligner.choose, [(each, self.texts[each]) for each in self._sample])
         for first in range(0, len(todo), _ALIGNED):
             some = [*todo][first : first + _ALIGNED]
             alignments = yield partial(self.aligner.align, some, self.texts.items())

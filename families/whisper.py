@@ -6,7 +6,7 @@ Shapes: B rows, F frames of a window, S encoder positions (F / 2), T new tokens,
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from itertools import count
+from hashlib import blake2b
 from typing import Any, ClassVar
 
 import mlx.core as mx
@@ -25,7 +25,6 @@ from speculative.model import Model
 from transformer import EncoderDecoder
 
 _END = 50257  # in the multilingual vocabulary; fine-tunes may leave it out
-_NUMBERS = count(1)  # of windows: equal prompts are one window
 
 
 @dataclass(frozen=True)
@@ -67,10 +66,12 @@ class Config(BaseConfig):
 
 
 class SoundPrompt(list[int]):
-    """A prompt: the number of a window of sound, with its features [F, bins] and what encoders have made of them."""
+    """A prompt: a number for a window of sound, made from its features [F, bins]; with these, and what encoders have made of
+    them."""
 
     def __init__(self, features: np.ndarray):
-        super().__init__([next(_NUMBERS)])
+        digest = blake2b(features.tobytes(), digest_size=7).digest()
+        super().__init__([int.from_bytes(digest)])
         self.features = features
         self.encoded: dict[int, mx.array] = {}  # by encoder
 

@@ -98,7 +98,8 @@ class Driver:
 
         A prefill takes about a step, however many rows there are. So new rows join once the idle time of finished rows
         adds up to a step of the whole batch (the economic order quantity, Harris 1913), or at once where the batch is
-        not full. If no row comes, the batch shrinks as soon as a quarter of it has finished.
+        not full. If no row comes, the batch shrinks as soon as a quarter of it has finished. A row that its journal has is
+        finished without being decoded.
         watch: gets the batch's rows after each step, and may end some by setting finish_reason
         """
         idle = 0  # steps that finished rows have been idle since rows last joined
@@ -107,27 +108,38 @@ class Driver:
             live = [b for b, row in enumerate(rows) if not row.finish_reason]
             idle += len(rows) - len(live)
             if not live or len(rows) < batch_size or idle >= batch_size:
-                new_rows = source.take(batch_size - len(live), wait=not live)
+                taken = source.take(batch_size - len(live), wait=not live)
+                replayed = [row for row in taken if row.journal and row.journal.replay(row)]
+                yield from replayed
+                new_rows = [row for row in taken if not row.replayed]
                 if new_rows:
                     self.admit(new_rows)
                     idle = 0
+                elif replayed:
+                    continue
                 elif not live:
                     return
                 elif 4 * len(live) <= 3 * len(rows):
                     self.batch.select(live)
             finished = self.advance()
             watch(self.batch.rows)
+            for row in finished:
+                if row.journal:
+                    row.journal.keep(row)
             yield from finished
 
 
 class Prompts:
     """A source of rows for prompts: of up to `window` prompts that are available, the longest first."""
 
-    def __init__(self, prompts: Iterable, make: Callable[[Any], list[Row]], window: int):
-        """make: makes the rows of a prompt."""
+    def __init__(
+        self, prompts: Iterable, make: Callable[[Any], list[Row]], window: int, journal: Any = None
+    ):
+        """make: makes the rows of a prompt; journal: keeps them"""
         self._prompts = enumerate(each for each in prompts)  # a generator: it ends once
         self._make = make
         self._window = window
+        self._journal = journal
         self._ready = getattr(prompts, "ready", lambda: True)
         self._waiting: list[Row] = []  # the shortest first
         # unfinished row -> (index of its prompt, its index within the prompt)
@@ -148,6 +160,8 @@ class Prompts:
                 break
             number, prompt = new
             rows = self._make(prompt)
+            for row in rows:
+                row.journal = self._journal
             self._waiting += rows
             self.index |= {row: (number, i) for i, row in enumerate(rows)}
         self._waiting.sort(key=lambda row: (-len(row.prompt), self.index[row]), reverse=True)

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ ORIGINS = ("forced", "lookup", "draft_model", "corrected", "target")
 DRAFTED = ORIGINS[:3]
 FAILED = "failed"  # a finish reason: the grammar was too much for its engine, or the vocabulary cannot write it
 NONE = "none"  # a finish reason: beam search has no further text
+_DECODED = ("origins", "texts", "logprobs", "best", "finish_reason", "text_score")  # of a Row
 
 
 @dataclass
@@ -98,6 +99,8 @@ class Row:
     started: float = 0.0  # time.perf_counter() after the prefill
     text_score: float | None = None  # from beam search
     others: "list[Row]" = field(default_factory=list)  # rows that take its next best texts
+    journal: Any = None  # keeps it once it is finished: see journal.RowJournal
+    replayed: bool = False  # it was decoded by an earlier run
 
     def begin(self, prefix: Sequence[int], config: Any) -> None:
         """Start with this prefix. config: the model's. Raises InputError if it lacks a token or a free position."""
@@ -170,6 +173,22 @@ class Row:
         self.logprobs += logprobs[:new].tolist()
         pairs = zip(ids[:new, :N].tolist(), best[:new, :N].tolist(), strict=True)
         self.best += [list(zip(*pair, strict=True)) for pair in pairs]
+
+    def record(self) -> dict[str, Any]:
+        """What decoding has made of it, for `replay`: values for JSON."""
+        stats = vars(self.stats) | {"accepted_lengths": self.stats.histogram()}
+        made = {name: getattr(self, name) for name in _DECODED}
+        return made | {"tokens": self.generated, "stats": stats}
+
+    def replay(self, record: Mapping[str, Any]) -> None:
+        """Take what decoding has made of a row like this one."""
+        for name in _DECODED:
+            setattr(self, name, record[name])
+        self.tokens += record["tokens"]
+        self.stats = Stats(**record["stats"])
+        self.stats.accepted_lengths = Counter(dict(enumerate(self.stats.accepted_lengths)))
+        self.started = time.perf_counter() - self.stats.seconds
+        self.replayed = True
 
 
 @dataclass

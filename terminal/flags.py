@@ -5,6 +5,7 @@ import json
 import sys
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -115,8 +116,9 @@ def check_apart(args, written: Iterable[tuple[str, Path | None]]) -> None:
 
 def _identity(path: Path) -> str:
     """The same for all names of a file."""
-    if path.exists():
-        return repr((path.stat().st_dev, path.stat().st_ino))
+    with suppress(OSError):  # it is not there, or has a name that no file can have
+        stat = path.stat()
+        return repr((stat.st_dev, stat.st_ino))
     name = str(path.resolve())
     # A Mac's file systems ignore case and how accents are encoded.
     return unicodedata.normalize("NFC", name).casefold() if sys.platform == "darwin" else name

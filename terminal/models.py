@@ -51,8 +51,8 @@ class Models:
         return models
 
     def stamp(self) -> str:
-        """Of the model's files: another conversion has another one."""
-        return stamp(find(str(self.model)))
+        """Of what a text depends on besides its row: another conversion has another one."""
+        return stamp(find(str(self.model))) + repr(self.extra_eos_token)
 
 
 def open_decoder(

@@ -1,4 +1,4 @@
-"""Files of prompts: parsed line by line, decoded in batches, answered in their order, resumed where a run ended."""
+"""Files of prompts: parsed line by line, decoded in batches, answered in their order."""
 
 import codecs
 import functools
@@ -8,20 +8,19 @@ import re
 import stat
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count, takewhile
 from pathlib import Path
 from select import select
 from typing import BinaryIO
 
 from common.errors import InputError
-from common.files import Journal, check_free, naming_file
+from common.files import check_free, replacing
 from common.reporting import reporter
 from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
 from distributed.ranks import ALONE, Ranks
+from speculative.journal import RowJournal
 from terminal import cli
 from terminal.display import Display, Summary
 from text.text_side import Prompt, PromptFormat, check_prompt
@@ -45,15 +44,13 @@ class PromptFile:
         report: Callable[[int, str], None],
         ranks: Ranks = ALONE,
         prepare: Callable[[Content], Content | None] = check_prompt,
-        skip: Container[int] = (),
     ):
         """path: "-" for standard input; prepare: makes a prompt of what a line has, None: to be passed over, or raises
-        InputError; skip: lines to pass over, counted from 0"""
+        InputError"""
         self.name = "standard input" if path == "-" else cli.one_line(path)
         self._path = path
         self._report = report
         self._prepare = prepare
-        self._skipped = skip
         self._lines = ranks.lines(self._open)
         self._is_json = True if path.endswith((".jsonl", ".json")) else None  # None: not known yet
         self._next: Content | None = None
@@ -101,8 +98,6 @@ class PromptFile:
             line = next(self._lines, b"")
         if self._is_json is None and line.strip():
             self._is_json = bool(_OBJECT.match(line))
-        if number in self._skipped:
-            return None
         try:
             return self._prepare(_prompt_of(line, bool(self._is_json)))
         except InputError as error:
@@ -124,11 +119,15 @@ class PromptFile:
         self._report(line + 1, reason)
 
     def answers(
-        self, decoder: SpeculativeDecoder, batch_size: int, options: Options
+        self,
+        decoder: SpeculativeDecoder,
+        batch_size: int,
+        options: Options,
+        journal: RowJournal | None = None,
     ) -> Iterator[tuple[int, Response]]:
         """Decode the prompts; yield (line, Response) as each finishes. If memory runs out, those at hand are decoded again
         one by one, and those that are too large even then are reported."""
-        settings = vars(decoder.seeded(options))
+        settings = vars(decoder.seeded(options)) | {"journal": journal}
         while True:
             first = len(self.line_numbers)
             try:
@@ -207,37 +206,29 @@ class FileTask:
     path: str  # "-": standard input
     output: Path | None = None  # None: standard output
     batch_size: int = BATCH_SIZE
-    key: str = ""  # what the outputs depend on
+    model: str = ""  # its stamp
     force: bool = False  # replace a file that exists
 
+    def size(self) -> tuple[int, int]:
+        """The lines and the bytes of a file; (0, 0) if only reading it tells."""
+        if self.path == "-" or not Path(self.path).is_file():
+            return 0, 0
+        with open(self.path, "rb") as file:
+            return sum(1 for _ in file), os.fstat(file.fileno()).st_size
+
     @contextmanager
-    def out(self, samples: int) -> Iterator[tuple[set[int], Callable[[int, str], object]]]:
-        """Yields the lines that an interrupted run has answered, with so many samples each, and a function that takes an
-        output by its number. It writes them in their order, and at once to a journal."""
+    def out(self, seeded: bool) -> Iterator[tuple[RowJournal | None, Callable[[int, str], object]]]:
+        """Yields what keeps the rows, and a function that takes an output by its number: they are written in their order, and
+        the file is there when all are. seeded: as for RowJournal"""
         path = self.output
         if path is None:
-            yield set(), cli.InOrder(functools.partial(cli.write, end="")).put
+            yield None, cli.InOrder(functools.partial(cli.write, end="")).put
             return
-        with closing(Journal(path, self.key, self.force)) as journal:
-            outputs: dict[int, str] = dict(journal.entries)
-            texts = "".join(outputs[n] for n in takewhile(outputs.__contains__, count()))
-            if not (path.is_file() and texts.encode().startswith(path.read_bytes())):
-                check_free(path, self.force)
-            if outputs:
-                reporter.note(f"{path}: going on where it was interrupted")
-            sampled = Counter(number // samples for number in outputs)
-            done = {line for line, answers in sampled.items() if answers == samples}
-            with naming_file(path, path), open(path, "w", encoding="utf-8") as file:
-                in_order = cli.InOrder(functools.partial(print, end="", file=file, flush=True))
-                for number, text in outputs.items():
-                    if number // samples in done:
-                        in_order.put(number, text)
-
-                def put(number: int, text: str) -> None:
-                    journal.append([number, text])
-                    in_order.put(number, text)
-
-                yield done, put
+        check_free(path, self.force)
+        with closing(RowJournal(path, self.model, seeded)) as journal:
+            with replacing(path, self.force) as new, open(new, "w", encoding="utf-8") as file:
+                write = functools.partial(print, end="", file=file, flush=True)
+                yield journal, cli.InOrder(write).put
             journal.remove()
 
 
@@ -265,19 +256,18 @@ def decode_file(
             put((line - 1) * samples + sample, "" if display.as_json else "\n")
 
     prepare("-")  # what fails for every prompt, such as a language, is said once
-    with task.out(samples) as (done, put):
-        file = PromptFile(task.path, report, ranks, prepare, done)
-        is_regular = task.path != "-" and Path(task.path).is_file()
-        sizes = [*map(len, Path(task.path).read_bytes().splitlines())] if is_regular else []
-        if decoder.learner and sizes:
-            decoder.learner.total = sum(size for n, size in enumerate(sizes) if n not in done)
-        with progress(len(sizes) or None, len(done), display.verbose) as show_progress:
-            for line, response in file.answers(decoder, task.batch_size, options):
+    with task.out(options.seed is not None) as (journal, put):
+        file = PromptFile(task.path, report, ranks, prepare)
+        lines, size = task.size()
+        if decoder.learner and size:
+            decoder.learner.total = size
+        with progress(lines or None, display.verbose) as show_progress:
+            for line, response in file.answers(decoder, task.batch_size, options, journal):
                 number = line * samples + response.sample
                 put(number, f"{display.line(line, response)}\n")
                 remember(response)
                 summary.add(response)
-                show_progress(len(done) + summary.texts // samples)
+                show_progress(summary.texts // samples)
     summary.print(decoder, display.verbose)
     if task.output:
         print(task.output)
@@ -288,7 +278,7 @@ def decode_file(
 
 
 @contextmanager
-def progress(total: int | None, lines_done: int, verbose: bool) -> Iterator[Callable[[int], None]]:
+def progress(total: int | None, verbose: bool) -> Iterator[Callable[[int], None]]:
     """Yields a function that shows how many lines are done, in a bar on a terminal or, if `verbose`, in notes.
     total: lines; None: not known"""
     from tqdm import tqdm
@@ -302,5 +292,5 @@ def progress(total: int | None, lines_done: int, verbose: bool) -> Iterator[Call
             noted = time.perf_counter()
             reporter.note(f"{lines}/{total or '?'}")
 
-    with tqdm(desc="prompts", unit="", total=total, initial=lines_done, disable=None) as bar:
+    with tqdm(desc="prompts", unit="", total=total, disable=None) as bar:
         yield show

@@ -4,12 +4,10 @@ import shutil
 import signal
 import sys
 import time
-import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 
 import numpy as np
@@ -17,11 +15,11 @@ from tqdm import tqdm
 
 from checkpoints.folder import stamp
 from common.errors import InputError
-from common.files import Journal
 from common.reporting import reporter
 from decoder import SpeculativeDecoder
 from families.loading import find
-from speculative.driver import Ended, Task, result_of, resume
+from speculative.driver import Task, result_of
+from speculative.journal import RowJournal, kept
 from speculative.row import Stats
 from speech import audio
 from speech.audio import RATE
@@ -71,9 +69,7 @@ class AudioFiles:
         self._lines = cli.InOrder(partial(cli.write, end=""))
         if self._several and self.output.format == "vtt":  # one header for all
             cli.write("WEBVTT\n\n", end="")
-        model = stamp(find(self.transcriber.name)) if self.output.folder else ""
-        settings = "transcribe.py", model, replace(self.options, num_draft=0, reference=())
-        self._key = zlib.crc32(repr((*settings, *self.speakers)).encode())  # of journals
+        self._model = stamp(find(self.transcriber.name))
 
     def _task(self, index: int) -> Task:
         """Read and transcribe a sound. Raises InputError if it cannot be read."""
@@ -93,11 +89,11 @@ class AudioFiles:
             task = self._of_speakers(index, samples)
         else:
             task = self.transcriber.task(samples, self.options, partial(self.show, index))
-        if self.output.folder:
-            key = f"{zlib.crc32(samples.tobytes(), self._key):08x}"
-            task = resumed(task, self.output.base(name), key, self.output.force)
         del samples  # of an hour 230 MB
-        return (yield from task)
+        if not self.output.folder:
+            return (yield from task)
+        with closing(RowJournal(self.output.base(name), self._model, seeded=True)) as journal:
+            return (yield from kept(task, journal))
 
     def _of_speakers(self, index: int, channels: np.ndarray) -> Task:
         """Transcribe each channel, [channels, samples], and put what was said in the order of time."""
@@ -145,38 +141,6 @@ class AudioFiles:
             print_summary(summary, played)
         if failed:
             raise InputError(f"{failed} of {len(self.sounds)} files failed")
-
-
-def resumed(task: Task, output: Path, key: str, force: bool = False) -> Task:
-    """A sound's task: rows that an earlier run has decoded come from the output's journal, others are added to it."""
-    try:
-        journal = Journal(output, key, force)
-    except OSError:  # a full disk, for example: nothing is kept
-        return (yield from task)
-    with closing(journal):
-        earlier = iter(journal.entries)
-        work = resume(task)
-        while not isinstance(work, Ended):
-            result = None
-            if callable(work):
-                result = yield work
-            else:
-                rows = [*work]
-                entry = next(earlier, None)
-                if entry is None:
-                    yield rows
-                    try:
-                        journal.append([(row.generated, row.origins, row.logprobs) for row in rows])
-                    except OSError:  # what has no entry is decoded again
-                        return (yield from task)
-                else:
-                    for row, (tokens, origins, logprobs) in zip(rows, entry, strict=True):
-                        row.tokens += tokens
-                        row.origins += origins
-                        row.logprobs += logprobs
-                        row.finish_reason = "stop"
-            work = resume(task, result)
-        return work.result
 
 
 def write_files(output: Output, transcript: Transcript, name: str) -> bool:

@@ -107,3 +107,14 @@ def bart_folders(tmp_path_factory, spm_models) -> dict[str, tuple[Path, Path]]:
     from helpers.bart_tokenizers import build
 
     return build(tmp_path_factory.mktemp("tokenizers"), spm_models)
+
+
+@pytest.fixture
+def admitted(monkeypatch):
+    """The rows that were decoded."""
+    from speculative.driver import Driver
+
+    rows = []
+    admit = Driver.admit
+    monkeypatch.setattr(Driver, "admit", lambda self, new: rows.extend(new) or admit(self, new))
+    return rows

@@ -8,8 +8,8 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from dataclasses import replace
-from itertools import takewhile
 from pathlib import Path
 from threading import Timer
 
@@ -309,7 +309,7 @@ def answered(demo_folders, tmp_path):
 
 
 @pytest.mark.parametrize("form", [[], "--json --temp 1 --seed 3 --num-samples 2".split()])
-def test_a_file_goes_on_where_it_was_interrupted(answered, tmp_path, monkeypatch, form):
+def test_a_file_goes_on_where_it_was_interrupted(answered, tmp_path, monkeypatch, admitted, form):
     out, memory = tmp_path / "out.txt", tmp_path / "memory.jsonl"
     journal = hidden(out, "journal")
 
@@ -325,48 +325,88 @@ def test_a_file_goes_on_where_it_was_interrupted(answered, tmp_path, monkeypatch
     assert first.returncode == 1 and first.stdout == f"{out}\n"
     assert "line 3: the prompt is empty" in first.stderr
     whole, pairs = texts(), memory.read_bytes()
-    key, *entries = journal.read_bytes().splitlines(keepends=True)
-    for n in range(len(entries)):  # as a kill leaves it: an output is in the journal first
-        journal.write_bytes(key + b"".join(entries[:n]) + b'"zw')
-        finished = dict(map(json.loads, entries[:n]))
-        out.write_text("".join(finished[i] for i in takewhile(finished.get, range(9)))[:-3])
+    entries = journal.read_bytes().splitlines(keepends=True)
+    for n in range(len(entries)):  # as a kill leaves it
+        out.unlink()
+        journal.write_bytes(b"".join(entries[:n]) + b'1234 "zw')
+        admitted.clear()
         resumed = answered(*form)
+        assert resumed.returncode == 1 and "line 3: the prompt is empty" in resumed.stderr
         assert (f"{out}: going on where it was interrupted" in resumed.stderr) == (n > 0)
+        assert len(admitted) == len(entries) - n
         assert texts() == whole and memory.read_bytes() == pairs and not journal.exists()
     again = answered(*form)
     assert again.returncode == 1 and f"{out} already exists; --force replaces it" in again.stderr
 
 
-def test_another_conversion_is_another_model(answered, demo_folders, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "remove", lambda self: None)
-        answered()
-    (demo_folders / "mlx_models/demo-target/weights.npz").touch()
-    assert "another model, input or options was interrupted" in answered().stderr
-
-
 @pytest.mark.parametrize(
-    ("notes", "prompt", "arguments", "message"),
+    ("arguments", "kept"),
     [
-        ("my notes", "", [], "out.txt already exists; --force replaces it"),
-        ("", "x", [], "another model, input or options was interrupted"),
-        ("", "", ["--temp", "1"], "another model, input or options was interrupted"),
-        ("", "", ["--model", "demo-draft"], "another model, input or options was interrupted"),
-        ("", "", ["--json"], "another model, input or options was interrupted"),
+        (["--json"], 4),
+        (["--num-draft", "0"], 4),
+        (["--lookup"], 4),
+        (["--top-k", "3"], 4),  # has no effect
+        (["prompt"], 3),
+        (["--temp", "1", "--seed", "1"], 0),
+        (["--min-tokens", "3"], 0),
+        (["--model", "demo-draft"], 0),
+        (["model"], 0),  # converted again
+        (["Finder"], 4),
     ],
 )
-def test_what_is_not_this_commands_own_is_left_alone(
-    answered, tmp_path, monkeypatch, notes, prompt, arguments, message
+def test_an_interrupted_runs_rows_are_used_where_they_fit(
+    answered, tmp_path, demo_folders, monkeypatch, admitted, arguments, kept
 ):
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "remove", lambda self: None)
         answered()
-    for name, text in (("out.txt", notes), ("p.txt", prompt)):
-        with (tmp_path / name).open("a") as file:
-            file.write(text)
+    model = demo_folders / "mlx_models/demo-target"
+    for word in arguments:
+        if word == "prompt":
+            (tmp_path / "p.txt").write_text((tmp_path / "p.txt").read_text() + "1")
+        if word == "model":
+            (model / "weights.npz").touch()
+        if word == "Finder":
+            (model / ".DS_Store").write_text("")
+    flags = [word for word in arguments if word not in ("prompt", "model", "Finder")]
+    (tmp_path / "out.txt").unlink()
+    admitted.clear()
+    answered(*flags)
+    assert len(admitted) == 4 - kept
+    texts = (tmp_path / "out.txt").read_text()
+    answered(*flags, "--force")
+    if "--json" not in flags:
+        assert (tmp_path / "out.txt").read_text() == texts
+
+
+@pytest.mark.parametrize("has_journal", [False, True])
+def test_an_output_that_is_there_is_left_alone(answered, tmp_path, monkeypatch, has_journal):
+    with monkeypatch.context() as patch:
+        if has_journal:
+            patch.setattr(Journal, "remove", lambda self: None)
+        answered()
+    (tmp_path / "out.txt").write_text("my notes")
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    refused = answered(*arguments)
-    assert refused.returncode == 1 and message in refused.stderr
+    refused = answered()
+    assert refused.returncode == 1
+    assert "out.txt already exists; --force replaces it" in refused.stderr
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
-    assert answered(*arguments, "--force").stdout == f"{tmp_path / 'out.txt'}\n"
+    assert answered("--force").stdout == f"{tmp_path / 'out.txt'}\n"
     assert "my notes" not in (tmp_path / "out.txt").read_text()
+
+
+@pytest.mark.slow
+def test_the_prompts_of_a_pipe_are_not_those_of_an_interrupted_runs(demo_folders, tmp_path):
+    out = tmp_path / "out.txt"
+    many = "\n".join(f"translate number to German: {n}" for n in range(1000, 1100))
+    command = [sys.executable, ROOT / "main.py", "--prompt-file", "/dev/stdin", "-o", out]
+    with subprocess.Popen(command, cwd=demo_folders, stdin=subprocess.PIPE) as process:
+        process.stdin.write(many.encode())
+        process.stdin.close()
+        while not (hidden(out, "journal").exists() and hidden(out, "journal").stat().st_size):
+            time.sleep(0.01)
+        process.kill()
+    few = "\n".join(f"translate number to German: {n}" for n in (7, 1000, 11))
+    ended = subprocess.run(command, cwd=demo_folders, input=few, text=True)
+    assert ended.returncode == 0
+    assert out.read_text() == "sieben\neintausend\nelf\n"

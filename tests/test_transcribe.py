@@ -3,11 +3,8 @@
 import errno
 import json
 import re
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,10 +14,7 @@ from helpers.sounds import sound_file, write_wav
 
 import terminal.transcripts
 import transcribe as command
-from common.files import Journal
-from speculative.row import Row
 from speech.formats import FORMATS, Output
-from terminal.transcripts import resumed
 
 MODELS = ("--model", "target", "--draft-model", "shared", "--temperature", "1", "--best-of", "1")
 
@@ -109,36 +103,6 @@ def test_an_interrupted_sound_goes_on_where_it_stopped(folder, monkeypatch):
     assert len(list((folder / "halved").iterdir())) == 2 * len(FORMATS)
     tokens = [int(re.search(r"(\d+) tokens in", run.stderr)[1]) for run in (whole, done)]
     assert tokens[1] < tokens[0]
-
-
-def test_rows_are_kept_up_to_the_first_that_the_disk_has_no_room_for(tmp_path, monkeypatch):
-    """A later one would be taken for it."""
-    rows = [[SimpleNamespace(generated=[n], origins=[], logprobs=[])] for n in range(3)]
-    steps = resumed((step for step in rows), tmp_path / "x", "key")
-    next(steps)
-    next(steps)
-    monkeypatch.setattr(Journal, "append", Mock(side_effect=[OSError(errno.ENOSPC, "full")]))
-    assert len([*steps]) == 1
-    monkeypatch.undo()
-    with closing(Journal(tmp_path / "x", "key")) as journal:
-        assert journal.entries == [[[[0], [], []]]]
-
-
-def test_a_step_without_rows_has_its_entry_too(tmp_path):
-    """Otherwise the next run would take those after it for one another."""
-
-    def begin():
-        first, last = Row([1], tokens=[1]), Row([2], tokens=[2])
-        return first, last, resumed((step for step in ([first], [], [last])), tmp_path / "x", "key")
-
-    _, last, steps = begin()
-    assert [next(steps) for _ in range(3)][-1] == [last]
-    steps.close()
-    first, last, steps = begin()
-    assert next(steps) == [last] and first.generated == [1, 1]
-    steps.close()
-    with closing(Journal(tmp_path / "x", "key")) as journal:
-        assert journal.entries == [[[[1], [], []]], []]
 
 
 def test_no_transcript_is_replaced_unless_the_user_says_so(folder):

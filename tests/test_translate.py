@@ -1,6 +1,7 @@
 """translate.py with the embedded pair."""
 
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,10 +12,10 @@ from helpers import programs
 
 from decoder import Options, SpeculativeDecoder
 from documents import FORMATS, translator
-from documents.files import output_of
+from documents.files import FileTranslator, load, output_of
 from speculative.driver import Tasks
 from speculative.row import respond
-from text.alignment import Alignment
+from text.alignment import Aligner, Alignment
 from text.memory import Memory, Pair
 
 KING, HAUS = "The old king sees two red doors.", "The king sees the house."
@@ -56,64 +57,112 @@ def test_a_document_appears_beside_its_source_and_is_not_replaced(run, tmp_path)
     assert (tmp_path / "a.de.txt").read_text() == TEXT  # the pair knows paragraphs too
 
 
-def test_an_interrupted_run_goes_on_where_it_stopped(run, tmp_path, monkeypatch):
-    finish, decoded = translator.Translator.finish, []
+@contextmanager
+def interrupting(monkeypatch, admitted, rows: int):
+    """Let a run be interrupted once it has finished so many rows."""
+    finish = translator.Translator.finish
+    finished = []
 
-    def once(self, row):
-        if len(decoded) == 1:
+    def some(self, row):
+        if len(finished) == rows:
             raise KeyboardInterrupt
-        decoded.append(row.prompt_text)
+        finished.append(row)
         finish(self, row)
 
-    monkeypatch.setattr(translator.Translator, "finish", once)
-    assert run("a.txt", "--to", "de").returncode == 130
+    with monkeypatch.context() as patch:
+        patch.setattr(translator.Translator, "finish", some)
+        yield
+    admitted.clear()
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(run, tmp_path, monkeypatch, admitted):
+    with interrupting(monkeypatch, admitted, 0):
+        assert run("a.txt", "--to", "de", "--batch-size", "1").returncode == 130
     journal_name, _ = files(tmp_path)
     with (tmp_path / journal_name).open("a") as journal:
-        journal.write('["The ki')  # the last write was cut off
-    decoded.clear()
-    other = run("a.txt", "--to", "de", "-m", "99")
-    assert "a.de.txt: a run with another model, input or options was" in other.stderr
-    assert run("a.txt", "--to", "de").returncode == 0
-    assert len(decoded) == 1 and files(tmp_path) == ["a.de.txt", "a.txt"]
+        journal.write('1234 "The ki')  # the last write was cut off
+    result = run("a.txt", "--to", "German")
+    assert result.returncode == 0 and "a.de.txt: going on where it was interrupted" in result.stderr
+    assert len(admitted) == 1 and files(tmp_path) == ["a.de.txt", "a.txt"]
     assert (tmp_path / "a.de.txt").read_text() == TEXT
 
 
 def test_small_files_share_batches_and_an_interrupted_run_goes_on_with_the_next(
-    run, tmp_path, monkeypatch
+    run, tmp_path, monkeypatch, admitted
 ):
     names = [f"{i}.txt" for i in range(6)]
     sentences = [HAUS, KING, "The queen sees the house.", "The king sees the door."]
     for i, name in enumerate(names):
         (tmp_path / name).write_text(f"{sentences[i % 4]}\n")
-    finish, decoded = translator.Translator.finish, []
-
-    def four(self, row):
-        if len(decoded) == 4:
-            raise KeyboardInterrupt
-        decoded.append(row.prompt_text)
-        finish(self, row)
-
-    monkeypatch.setattr(translator.Translator, "finish", four)
     arguments = [*names, "--to", "de", "--report", "r.tsv"]
     assert run(*arguments).returncode == 0
-    assert sorted(decoded) == sorted(sentences)  # what two files wait for is decoded once
+    # What two files wait for is decoded once
+    assert sorted(row.prompt_text for row in admitted) == sorted(sentences)
     texts = [(tmp_path / f"{i}.de.txt").read_text() for i in range(6)]
     for each in (*tmp_path.glob("*.de.txt"), tmp_path / "r.tsv"):
         each.unlink()
     (tmp_path / "0.txt").write_text(f"{HAUS} A new dog.\n")
-    decoded.clear()
-    assert run(*arguments, "--batch-size", "1").returncode == 130
-    done = {path.name for path in tmp_path.glob("*.de.txt")}
+    with interrupting(monkeypatch, admitted, 3):
+        assert run(*arguments, "--batch-size", "1").returncode == 130
+    done = [*tmp_path.glob("*.de.txt")]
     assert 0 < len(done) < 6
-    decoded.clear()
-    result = run(*arguments, "--batch-size", "1")
-    assert result.returncode == 0 and len(decoded) < 4
-    assert {
-        line.split()[1] for line in result.stderr.splitlines() if "finished already" in line
-    } == done
+    terms = tmp_path / "t.tsv"
+    terms.write_text("queen\tPrinz\n")
+    result = run(*arguments, "--terms", "t.tsv", "--lookup")
+    assert result.returncode == 0 and len(admitted) == 1
     assert [(tmp_path / f"{i}.de.txt").read_text() for i in range(1, 6)] == texts[1:]
-    assert len((tmp_path / "r.tsv").read_text().splitlines()) == 7
+    lines = (tmp_path / "r.tsv").read_text().splitlines()
+    assert len(lines) == 7 and sum("'queen' is not 'Prinz'" in line for line in lines) == 1
     assert not [*tmp_path.glob(".*")]
+
+
+def test_a_finished_output_that_the_user_changed_is_left_alone(
+    run, tmp_path, monkeypatch, admitted
+):
+    (tmp_path / "b.txt").write_text(f"{KING}\n")
+    with interrupting(monkeypatch, admitted, 1):
+        assert run("b.txt", "a.txt", "--to", "de", "--batch-size", "1").returncode == 130
+    (tmp_path / "b.de.txt").write_text("mine")
+    result = run("b.txt", "a.txt", "--to", "de")
+    assert result.returncode == 1 and "b.de.txt already exists; --force" in result.stderr
+    assert (tmp_path / "b.de.txt").read_text() == "mine"
+    assert (tmp_path / "a.de.txt").read_text() == TEXT
+
+
+def test_an_output_that_appears_while_it_works_is_left_alone(run, tmp_path, monkeypatch):
+    finish = translator.Translator.finish
+
+    def slow(self, row):
+        (tmp_path / "a.de.txt").write_text("mine")
+        finish(self, row)
+
+    monkeypatch.setattr(translator.Translator, "finish", slow)
+    result = run("a.txt", "--to", "de")
+    assert result.returncode == 1 and "a.de.txt already exists; --force" in result.stderr
+    assert (tmp_path / "a.de.txt").read_text() == "mine"
+
+
+def test_a_folders_translations_are_not_its_sources(run, tmp_path):
+    book = tmp_path / "book"
+    book.mkdir()
+    for name in ("a.txt", "part.one.txt", "film.en.txt"):
+        (book / name).write_text(f"{HAUS}\n")
+    for language in ("de", "fr", "de"):
+        result = run("book", "--from", "en", "--to", language, "--force")
+        assert result.returncode == 0
+    assert "book/a.fr.txt is left out: a translation of book/a.txt" in result.stderr
+    texts = [f"{name}.{language}.txt" for name in ("a", "part.one") for language in ("de", "fr")]
+    sources = ["a.txt", "part.one.txt", "film.en.txt"]
+    assert files(book) == sorted([*sources, *texts, "film.de.txt", "film.fr.txt"])
+    assert run("book/a.de.txt", "--to", "fr").returncode == 0  # one that is named is
+    assert (book / "a.de.fr.txt").exists()
+
+
+def test_a_name_that_no_file_can_have_costs_that_file_alone(run, tmp_path):
+    (tmp_path / f"{'x' * 250}.txt").write_text(HAUS)
+    result = run("a.txt", f"{'x' * 250}.txt", "--to", "de")
+    assert result.returncode == 1 and "File name too long" in result.stderr
+    assert (tmp_path / "a.de.txt").read_text() == TEXT
 
 
 def test_a_folder_is_translated_and_what_cannot_be_read_is_named(run, tmp_path):
@@ -211,9 +260,11 @@ def test_a_placeholder_lost_is_tried_again_as_a_plain_token(run, tmp_path, monke
 
 
 @pytest.fixture
-def into_french(demo_pair):
+def into_french(demo_pair, monkeypatch):
     """Translate a document with the demo's target. How many texts were aligned, too."""
     aligned = []
+    align = Aligner.align
+    monkeypatch.setattr(Aligner, "align", lambda *args: aligned.extend(args[1]) or align(*args))
 
     def translate(source: str, ending: str = ".html", terms=None):
         by = translator.Translator(
@@ -221,8 +272,6 @@ def into_french(demo_pair):
             Options(target_lang="fr"),
             terms=terms and Memory(terms),
         )
-        align = by.aligner.align
-        by.aligner.align = lambda pairs, others: aligned.extend(pairs) or align(pairs, others)
         new = by.translate(FORMATS[ending](source.encode()))
         return new.data.decode(), new.problems, len(aligned)
 
@@ -235,6 +284,21 @@ def test_marks_of_a_document_follow_their_words(into_french):
     assert into_french(text) == (new, [], 1)  # a fragment of HTML stays one
     bare = "<p>The king must paint the red house in the kitchen.</p> <h1><b>The king</b></h1>"
     assert into_french(bare)[2] == 1  # no more than before: there is nothing to place
+
+
+def test_documents_in_another_order_are_aligned_in_the_same_way(demo_pair, tmp_path, monkeypatch):
+    choose, chosen = Aligner.choose, []
+    monkeypatch.setattr(Aligner, "choose", lambda *args: chosen.append(args[1]) or choose(*args))
+    names = ["a.md", "b.md", "c.md"]
+    for name, noun in zip(names, ("king", "queen", "girl"), strict=True):
+        (tmp_path / name).write_text(f"The *{noun}* sees the house.\n\n{HAUS}\n")
+    for order in (names, names[::-1]):
+        by = translator.Translator(SpeculativeDecoder(*demo_pair[:2]), Options(target_lang="de"))
+        files = [load(str(tmp_path / name), None) for name in order]
+        outputs = [file._replace(output=tmp_path / f"{file.name}.new") for file in files]
+        assert len([*FileTranslator(by, "model", force=True).run(outputs)]) == 3
+    assert len(chosen) == 6 and all(each == chosen[0] for each in chosen)
+    assert len(chosen[0]) == 3 and by.aligner.reading == (2, 0)
 
 
 def test_what_belongs_to_words_that_the_model_is_not_sure_of_is_named(into_french, monkeypatch):

@@ -129,6 +129,7 @@ class Aligner:
         layers = range(len(self._model.decoder.layers))
         self.agreement = dict.fromkeys(product(layers, (0, 1)), 0.0)  # words, by reading
         self._texts = 0  # that were read
+        self._is_chosen = False
         self._judges = judges
 
     @classmethod
@@ -142,15 +143,22 @@ class Aligner:
         """The best so far."""
         return max(self.agreement, key=self.agreement.__getitem__)
 
+    def choose(self, pairs: Sequence[Pair]) -> None:
+        """Choose the layer by these texts alone, for all that are aligned from now on; the first time only."""
+        if not self._is_chosen:
+            self.align(pairs)
+            self._is_chosen = True
+
     def align(self, pairs: Sequence[Pair], others: Iterable[Pair] = ()) -> list[Alignment]:
         """Align prompts with their texts, several in a call of the model. others: more texts of the run, for a choice from
         more than a few."""
-        every = [*pairs, *islice(others, max(0, _FEW - self._texts - len(pairs)))]
+        missing = 0 if self._is_chosen else max(0, _FEW - self._texts - len(pairs))
+        every = [*pairs, *islice(others, missing)]
         order = sorted(range(len(every)), key=lambda i: len(every[i][0]))
         results = dict[int, dict[Reading, Alignment]]()
         for first in range(0, len(order), _TOGETHER):
             some = order[first : first + _TOGETHER]
-            is_trial = first == 0 or self._texts < _TRIAL
+            is_trial = not self._is_chosen and (first == 0 or self._texts < _TRIAL)
             readings = [*self.agreement] if is_trial else [self.reading]
             results |= zip(some, self.read([every[i] for i in some], readings), strict=True)
             self._texts += len(some)

@@ -271,8 +271,13 @@ class MemoryFile:
             raise InputError(f"{path}: pairs can be added to JSON lines (.jsonl) only")
         self._path = path
         self._file = path.open("a+b", buffering=0)
+        self._appended = set[int]()  # hashes
 
     def append(self, pair: Pair) -> None:
+        """Add a pair, once."""
+        if hash(pair) in self._appended:
+            return
+        self._appended.add(hash(pair))
         fields = {name: value for name, value in asdict(pair).items() if value is not None}
         line = json.dumps(fields, ensure_ascii=False).encode() + b"\n"
         size = os.fstat(self._file.fileno()).st_size
