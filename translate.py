@@ -128,7 +128,7 @@ def translate(
             sys.stdout.buffer.write(result.data)
         lines[file.name] = result.lines
     if report:
-        with replacing(report) as partial:
+        with replacing(report, runner.force) as partial:
             rows = [report_of(file.name, lines.get(file.name, ())) for file in files]
             partial.write_text("".join([REPORT_HEAD, *rows]), encoding="utf-8")
     for failure in failures[:-1]:

@@ -308,7 +308,14 @@ def answered(demo_folders, tmp_path):
     return lambda *arguments: call(*given, *arguments, cwd=demo_folders)
 
 
-@pytest.mark.parametrize("form", [[], "--json --temp 1 --seed 3 --num-samples 2".split()])
+@pytest.mark.parametrize(
+    "form",
+    [
+        [],
+        "--json --temp 1 --seed 3 --num-samples 2".split(),
+        "--json --num-beams 3 --num-samples 2".split(),
+    ],
+)
 def test_a_file_goes_on_where_it_was_interrupted(answered, tmp_path, monkeypatch, admitted, form):
     out, memory = tmp_path / "out.txt", tmp_path / "memory.jsonl"
     journal = hidden(out, "journal")
