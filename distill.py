@@ -18,16 +18,17 @@ from pathlib import Path
 from checkpoints.folder import converted_path
 from checkpoints.weights import DTYPES
 from common.errors import InputError
+from common.files import locked
 from common.reporting import reporter
 from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder, load
 from demo.pair import demo_model
 from distillation.evaluation import Evaluation, call_times
-from distillation.learning import draft_folder, trained_draft
+from distillation.folder import draft_folder, save, trained_draft
 from distillation.texts import TrainingText, read_texts
 from distillation.training import Training, new_draft
 from documents.files import load as load_document
 from documents.translator import Translator
-from families.distilled import save, type_of
+from families.distilled import type_of
 from speculative.driver import Task
 from speculative.row import Row
 from speculative.timing import CallTimes
@@ -71,7 +72,7 @@ def parse_args(argv: list[str] | None = None):
          help="how long to train at most; it stops earlier once it gains nothing (default: %(default)s)")
     flag("--steps", type=cli.positive, metavar="N", help="train so many steps instead")
     flag("--dtype", choices=DTYPES, help="type of the draft model's weights (default: the model's)")
-    flag("--output", type=cli.path, metavar="FOLDER",
+    flag("--output", type=cli.folder, metavar="FOLDER",
          help="where to write; a draft model that is there is trained further (default: mlx_models/MODEL-draft)")
     # fmt: on
     args = parser.parse_intermixed_args(argv)
@@ -96,6 +97,7 @@ def main() -> None:
     flags.check_apart(args, [("--output", folder), ("--memory", memory if grows else None)])
     if is_speech(name) != bool(args.audio):
         raise InputError("a speech model learns from sound, others from --memory and the like")
+    cli.at_end.enter_context(locked(folder))
     transcriber = Transcriber(name) if args.audio else None
     model, tokenizer = (transcriber.model, transcriber.tokenizer) if transcriber else load(name)
     draft = trained_draft(folder, model) or new_draft(model, args.layers)
@@ -110,7 +112,8 @@ def main() -> None:
     dtype = args.dtype or type_of(model)
 
     def keep(training: Training, evaluation: Evaluation) -> None:
-        save(draft, model, converted.name, folder, dtype, evaluation.accuracy)
+        if not training.is_worse:
+            save(training, converted.name, folder, dtype)
 
     training = Training(model, draft, texts, args.minutes, args.steps, on_best=keep)
     times = call_times(training.narrow_draft, model, texts[0].prompt)
@@ -126,6 +129,8 @@ def describe(evaluation: Evaluation, training: Training, times: CallTimes) -> st
     line = f"{done}: {evaluation}, up to {evaluation.speedup(times):.2f} times plain"
     if evaluation.agreement < 0.8:
         line += f" (the model itself would write only {evaluation.agreement:.0%} of these texts' tokens: they teach less)"
+    if training.is_worse:
+        line += "; not kept: the last one is better on the texts that it was made from (--output FOLDER keeps both)"
     return line
 
 

@@ -265,6 +265,13 @@ class EncoderDecoder(LanguageModel):
         """A prompt of so many tokens, or of as many as the model reads."""
         return [self.config.pad_token_id] * min(size, self.config.max_prompt_tokens or size)
 
+    def prompt_array(self, prompt: Sequence[int]) -> np.ndarray:
+        """A prompt as an array to be stored, of which `array_prompt` makes one again."""
+        return np.array(prompt, np.int32)
+
+    def array_prompt(self, array: np.ndarray) -> Sequence[int]:
+        return array.tolist()
+
     def attention(
         self, prompts: TokenLists, tokens: mx.array, heads: Mapping[int, Sequence[int] | None]
     ) -> tuple[mx.array, dict[int, mx.array]]:

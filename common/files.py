@@ -39,6 +39,34 @@ def check_free(path: Path, force: bool) -> None:
         raise InputError(f"{path} already exists; --force replaces it")
 
 
+class Busy(InputError):
+    """Another run is writing it."""
+
+
+def lock(file: Any, path: Path, wait: bool = False) -> None:
+    """Keep other runs off `path` until `file` is closed. Busy if one is writing it, unless `wait`."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Busy(f"{path}: another run is writing it") from None
+    except OSError:
+        pass  # a file system without locks
+
+
+@contextmanager
+def locked(folder: Path, wait: bool = False) -> Iterator[None]:
+    """Keep other runs off a folder, as `lock` does. It is made and, if it stays empty, removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        lock(file, folder, wait)
+        yield
+        with suppress(OSError):
+            folder.rmdir()
+    finally:
+        os.close(file)
+
+
 @contextmanager
 def naming_file(path: Path, partial: Path) -> Iterator[None]:
     """Let OSErrors about `partial`, or about no file, as of a full disk, name `path`."""
@@ -82,12 +110,7 @@ class Journal:
         self._path = hidden(output, "journal")
         with naming_file(output, self._path):
             self._file = open(self._path, "a+b", buffering=0)  # noqa: SIM115 (`close` does)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{output}: another run is writing it") from None
-        except OSError:
-            pass  # a file system without locks
+        lock(self._file, output)
         self._places = defaultdict[str, list[tuple[int, int]]](list)  # by key: sizes, offsets
         self._size = 0
         with self._path.open("rb") as file:

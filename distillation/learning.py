@@ -9,12 +9,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from checkpoints.folder import read_json
-from common.errors import InputError
+from common.errors import InputError, first_line
 from common.reporting import reporter
-from decoder import load
 from distillation.batches import TrainingBatch
 from distillation.evaluation import Evaluation, accuracy, call_times
+from distillation.folder import save, trained_draft
 from distillation.texts import TrainingText
 from distillation.training import BATCH, CACHE_SHARE, Training, new_draft
 from families import distilled
@@ -39,22 +38,6 @@ MAX_SLOW = 3  # pieces in a row that take longer: a single one may be chance
 COPIES = 5  # of the draft model's weights, in float32, that training takes
 
 
-def draft_folder(model: Path) -> Path:
-    """The usual folder of a converted model's draft model."""
-    return model.with_name(f"{model.name}-draft")
-
-
-def trained_draft(folder: Path, model: Any) -> Any:
-    """The draft model of `model` in a folder; None if there is none. InputError if there is something else."""
-    if not folder.exists() or not any(folder.iterdir()):
-        return None
-    config = folder / "config.json"
-    if not config.exists() or read_json(config).get("model_type") != distilled.KIND:
-        raise InputError(f"{folder} is something else: remove it, or choose another folder")
-    draft, _ = load(folder)
-    return draft.for_target(model)
-
-
 class Learner:
     """Holds the texts that are finished, and a draft model that learns from them. It lives as long as the decoder."""
 
@@ -70,7 +53,11 @@ class Learner:
         # Characters of all prompts of the work, or its windows of sound; inf, not known: as much is left as was done
         self.total = math.inf
         self._target, self._name, self._folder = target, name, folder
-        self._promised = read_json(folder / "config.json").get("accuracy") if trained else None
+        self._promised = self.draft.accuracy
+        self._promised_earlier = 0.0  # see Training
+        # An older version made the one in the folder, and did not keep texts on which it could be measured
+        self._is_older = trained is not None and not trained.held_out
+        self._is_apart = False  # better for this run than the one in the folder, and worse for the texts of that one
         self._texts: list[TrainingText] = []
         self._count = 0  # texts of this kind so far
         self._next_check: float = FIRST  # at that many
@@ -143,8 +130,9 @@ class Learner:
             next(self._pieces)
         except StopIteration:
             self._pieces = None
-        except (InputError, OSError, RuntimeError, MemoryError) as error:
-            self._stop(f"the draft model learns no more: {error}")
+        except Exception as error:  # whatever it is, the work goes on
+            self._pieces = None
+            self._stop(f"the draft model learns no more: {first_line(error)}")
         return True
 
     def _stop(self, reason: str) -> None:
@@ -162,10 +150,7 @@ class Learner:
         steps = min(MAX_STEPS, EPOCHS * len(texts) // BATCH) * BATCH // self._batch
         if not self._pays(len(texts), steps, left):
             return
-        draft = trained_draft(self._folder, self._target) or new_draft(self._target)
-        training = Training(
-            self._target, draft, texts, steps=steps, batch=self._batch, on_best=self._take
-        )
+        training = self._training(texts, steps)
         if not (self._times or self._serves):
             self._times = call_times(
                 training.narrow_draft, self._target, texts[0].prompt, self._rows
@@ -185,9 +170,30 @@ class Learner:
         yield from pieces
         self._evaluation = training.best
         self._learned_from = len(texts)
-        self._promised = None  # from now on more texts may make it better
-        reporter.note(
-            f"draft model: learned from {len(texts)} texts in {training.seconds:.0f} s; {training.best}"
+        self._promised = 0.0  # from now on more texts may make it better
+        learned = f"learned from {len(texts)} texts in {training.seconds:.0f} s"
+        kept = f"kept in {self._folder}"
+        if self._is_apart:
+            other = f"the one in {self._folder} may be better on the texts that it was made from"
+            kept = f"for this run only: {other} (--distill FOLDER keeps both)"
+        reporter.note(f"draft model: {learned}; {training.best}; {kept}")
+
+    def _training(self, texts: Sequence[TrainingText], steps: int) -> Training:
+        """Of the draft model as it is, in a copy. InputError if there is another one in the folder now."""
+        draft = trained_draft(self._folder, self._target) or new_draft(self._target)
+        if draft.layers != self.draft.layers:
+            raise InputError(f"{self._folder} holds another draft model now")
+        if self._is_apart:
+            distilled.set_weights(draft, distilled.own_weights(self.draft))
+        draft.held_out = self.draft.held_out  # of earlier runs
+        return Training(
+            self._target,
+            draft,
+            texts,
+            steps=steps,
+            batch=self._batch,
+            on_best=self._take,
+            promised=self._promised_earlier,
         )
 
     def _of_one_kind(self, texts: Sequence[TrainingText]) -> Sequence[TrainingText]:
@@ -222,17 +228,19 @@ class Learner:
 
     def _take(self, training: Training, evaluation: Evaluation) -> None:
         """Decode with a better draft model, and save it if it has been trained and not only fitted."""
-        draft, times = training.draft, self._times
-        dtype = distilled.type_of(self._target)
-        if training.steps_done:
-            share = evaluation.accuracy
-            distilled.save(draft, self._target, self._name, self._folder, dtype, share)
-        elif times and evaluation.speedup(times) < FASTER:
+        times = self._times
+        if not training.steps_done and times and evaluation.speedup(times) < FASTER:
             return
-        weights = distilled.stored_weights(draft, dtype)
+        dtype = distilled.type_of(self._target)
+        weights = distilled.stored_weights(training.draft, dtype)
         mx.eval(weights)  # what is lazy can only be computed by the thread that made it
         distilled.set_weights(self.draft, weights)
         self.version += 1
+        self._promised_earlier = training.promised
+        if training.steps_done:
+            self._is_apart = training.is_worse or self._is_older
+            if not self._is_apart:
+                save(training, self._name, self._folder, dtype)
 
     def report(self) -> None:
         """Say what came of it, if anything was decoded with it."""

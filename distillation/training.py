@@ -89,6 +89,8 @@ class Training:
     batch: int = BATCH  # texts of a step
     # Called whenever the weights in `draft` are better than all before
     on_best: Callable[["Training", Evaluation], None] = lambda training, evaluation: None
+    promised: float = 0.0  # the accuracy to keep on the texts in `draft.held_out`; 0: as it is
+    is_worse: bool = field(default=False, init=False)  # on these, with the best weights
     steps_done: int = field(default=0, init=False)
     best: Evaluation | None = field(default=None, init=False)
 
@@ -96,11 +98,16 @@ class Training:
         if self.steps:
             self.minutes = math.inf
         self.max_steps = self.steps or math.inf
-        trained, held_out = (_batches(part, self.batch) for part in split(self.texts))
+        trained_texts, self.held_out = split(self.texts)
+        array_prompt = self.target.array_prompt
+        self.earlier = [TrainingText(array_prompt(x), *rest) for x, *rest in self.draft.held_out]
+        known = {text.order for text in self.earlier}
+        new = [text for text in trained_texts if text.order not in known]
+        trained = _batches(new or trained_texts, self.batch)
         self._batches = _epochs(self.target, trained)
         self._fit_batches = min(FIT * BATCH // self.batch, len(trained))
-        self._held_out_texts = held_out
         self._held_out: list[TrainingBatch] = []
+        self._earlier: list[TrainingBatch] = []
         self._ids = sorted({token for text in self.texts for token in text.tokens[text.prefix :]})
         self._narrow_target = self.target.narrowed(mx.array(self._ids))
         # It shares its layers with the full one, and scores the texts' tokens only, as in use.
@@ -128,11 +135,15 @@ class Training:
 
     def pieces(self) -> Iterator[Evaluation | None]:
         """Train to the end; yield after each step and each batch that is read, and what evaluations find."""
-        for some in self._held_out_texts:
-            self._held_out.append(TrainingBatch.from_texts(self.target, some))
-            yield None
+        for texts, batches in ((self.held_out, self._held_out), (self.earlier, self._earlier)):
+            for some in _batches(texts, self.batch):
+                batches.append(TrainingBatch.from_texts(self.target, some))
+                yield None
         if self._weights["mix.weight"].any():  # it has been trained
             self.best = yield from evaluate(self.draft, self.target, self._held_out)
+            if self.earlier and not self.promised:
+                earlier = yield from evaluate(self.draft, self.target, self._earlier)
+                self.promised = earlier.accuracy
             yield self.best
         else:
             some = islice(self._batches, self._fit_batches)
@@ -177,6 +188,9 @@ class Training:
         if not best or evaluation.per_call[longest] >= best.per_call[longest]:
             self.best = evaluation
             self._best_weights = self._weights
+            if self.earlier:
+                earlier = yield from evaluate(self.draft, self.target, self._earlier)
+                self.is_worse = earlier.accuracy < self.promised - GAIN
             self.on_best(self, evaluation)
         return evaluation
 

@@ -5,7 +5,6 @@ A layer reads a token and the target's last state before it, as EAGLE's does (Li
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from copy import copy
 from hashlib import sha256
 from pathlib import Path
@@ -17,16 +16,17 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 
 from checkpoints.folder import WEIGHTS
-from checkpoints.tensors import map_npz, to_mlx, to_numpy
+from checkpoints.tensors import to_mlx, to_numpy
 from checkpoints.weights import DTYPES, stored_type
 from common.errors import InputError
-from common.files import replacing
+from common.files import locked, replacing
 from common.reporting import reporter
 from speculative.model import Model
 from transformer import STATES, EncoderDecoder
 
 KIND = "distilled"  # model_type in config.json
 Weights = dict[str, mx.array]
+HeldOut = tuple[np.ndarray, list[int], int]  # see EncoderDecoder.prompt_array and TrainingText
 
 
 def skeleton(target: Any, layers: Sequence[int], states: int = STATES + 1) -> Any:
@@ -43,6 +43,8 @@ def skeleton(target: Any, layers: Sequence[int], states: int = STATES + 1) -> An
     draft.own = [name for name, part in decoder.items() if part is not target.decoder.get(name)]
     draft.layers = list(layers)
     draft.reads_target = True
+    draft.accuracy = 0.0  # on the texts held out when it was made; 0: not known
+    draft.held_out = ()  # HeldOut: some of these
     return draft
 
 
@@ -94,7 +96,8 @@ def type_of(target: EncoderDecoder) -> str:
 def save(
     draft: Any, target: EncoderDecoder, name: str, folder: Path, dtype: str, accuracy: float = 0.0
 ) -> None:
-    """Write a draft model of the target `name`. accuracy: on held-out texts, 0: not known"""
+    """Write a draft model of the target `name`. accuracy: on held-out texts, 0: not known. All that is read again is in
+    one file, so that nobody reads parts of two models."""
     config = dict(
         model_type=KIND,
         draft_of=name,
@@ -105,26 +108,46 @@ def save(
         accuracy=accuracy,
     )
     arrays = {name: to_numpy(weight) for name, weight in stored_weights(draft, dtype).items()}
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with nullcontext(folder) if folder.exists() else replacing(folder) as made:
-        made.mkdir(exist_ok=True)
-        with replacing(made / WEIGHTS) as partial, open(partial, "wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        with replacing(made / "config.json") as partial:
+    for i, (prompt, tokens, _) in enumerate(draft.held_out):
+        arrays |= {f"prompt.{i}": prompt, f"tokens.{i}": np.array(tokens, np.int32)}
+    all_settings = config | {"prefixes": [prefix for _, _, prefix in draft.held_out]}
+    arrays["config"] = np.frombuffer(json.dumps(all_settings).encode(), np.uint8)
+    with locked(folder.resolve().parent, wait=True):  # the folder itself may be locked by this run
+        folder.mkdir(exist_ok=True)
+        with replacing(folder / "config.json") as partial:
             partial.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        with replacing(folder / WEIGHTS) as partial, open(partial, "wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 class Distilled(Model):
     """A draft model as its folder has it, without the target's parts. `for_target` makes it one to decode with."""
 
     def __init__(self, path: Path, config: Mapping):
-        """The draft model in a folder with this config.json, which `save` has written."""
+        """The draft model in a folder that `save` has written. config: its config.json, which counts in older folders.
+        InputError if it is damaged."""
+        try:
+            with np.load(path / WEIGHTS) as file:
+                if file.zip.testzip():
+                    raise ValueError("a checksum differs")
+                arrays = dict(file)
+            if "config" in arrays:
+                config = json.loads(arrays.pop("config").tobytes())
+            self.layers = [int(layer) for layer in config["layers"]]
+            self.deepest = max(self.layers)
+            self.held_out: tuple[HeldOut, ...] = tuple(
+                (arrays.pop(f"prompt.{i}"), arrays.pop(f"tokens.{i}").tolist(), prefix)
+                for i, prefix in enumerate(config.get("prefixes", ()))
+            )
+            self.weights = {name: to_mlx(array) for name, array in arrays.items()}
+        except Exception as error:  # damage raises many kinds
+            fault = "damaged, or not a draft model made from its target"
+            raise InputError(f"{path}: {fault}: {error!r}") from None
         self.name = path.name
-        self.layers: list[int] = config["layers"]
-        self.draft_of: str = config["draft_of"]
+        self.draft_of: str = config.get("draft_of", "another model")
         self.vocabulary: str = config.get("vocabulary", "")  # "": not known, in older folders
         self.origin = str(config.get("origin") or "")
-        self.weights = {name: to_mlx(array) for name, array in map_npz(path / WEIGHTS).items()}
+        self.accuracy: float = config.get("accuracy", 0.0)
         mx.eval(self.weights)  # what is lazy can only be computed by the thread that made it
 
     def for_target(self, target: Any) -> Any:
@@ -132,7 +155,7 @@ class Distilled(Model):
         fits = isinstance(target, EncoderDecoder) and self.vocabulary in ("", vocabulary(target))
         fits = fits and max(self.layers) < len(target.decoder.layers)
         if fits:
-            rows, columns = self.weights["mix.weight"].shape
+            rows, columns = self.weights.get("mix.weight", mx.zeros((1, 1))).shape
             draft = skeleton(target, self.layers, columns // rows)
             shapes = {name: weight.shape for name, weight in own_weights(draft).items()}
             fits = shapes == {name: weight.shape for name, weight in self.weights.items()}
@@ -144,4 +167,6 @@ class Distilled(Model):
         if not self.origin or Path(self.origin) != Path(target.origin or ""):
             reporter.note(f"{self.name} is made from {self.draft_of}: same texts, speed may differ")
         set_weights(draft, self.weights)
+        draft.accuracy = self.accuracy
+        draft.held_out = self.held_out
         return draft

@@ -146,6 +146,12 @@ class Whisper(EncoderDecoder):
         config = self.config
         return SoundPrompt(np.zeros((config.frames, config.num_mel_bins), np.float32))
 
+    def prompt_array(self, prompt: SoundPrompt) -> np.ndarray:  # type: ignore[override]
+        return prompt.features.astype(np.float16)
+
+    def array_prompt(self, array: np.ndarray) -> SoundPrompt:
+        return SoundPrompt(array.astype(np.float32))
+
     def start(self, prompts: Sequence[SoundPrompt]) -> CrossCache:  # type: ignore[override]
         """As the contract says. The encoder runs only for windows that it has not seen."""
         key = id(self.encoder)

@@ -6,7 +6,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TextIO
@@ -16,6 +16,7 @@ from common.reporting import Advance, reporter
 from speculative.options import DECLARED, SIZE
 from terminal import interrupted
 
+at_end = ExitStack()  # is closed when the command ends
 USAGE_ERROR, INPUT_ERROR = 2, 1
 MODEL = (  # what --model takes
     "a converted folder, its name under mlx_models/, or a checkpoint, which is converted on first use: a folder, or a name "
@@ -105,6 +106,14 @@ def path(text: str) -> Path:
     return Path(name(text))
 
 
+def folder(text: str) -> Path:
+    """The type of a flag that takes a folder, which need not exist."""
+    if Path(name(text)).is_file():
+        problem = f"{text} is a file, not a folder (name files before this flag)"
+        raise argparse.ArgumentTypeError(problem)
+    return Path(text)
+
+
 def positive(text: str) -> int:
     if not SIZE.accepts(int(text)):
         raise ValueError
@@ -149,7 +158,8 @@ def run(main: Callable[[], None]) -> None:
     reporter.confirm = confirm if is_terminal else None
     warnings.showwarning = lambda message, *_: note(str(message))
     try:
-        main()
+        with at_end:
+            main()
         print(end="", flush=True)
     except BrokenPipeError:  # nobody reads our output any more; Python would try again at exit
         sys.stdout = None
@@ -157,7 +167,7 @@ def run(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         interrupted()
     except Exception as error:
-        message = _message(error)
+        message = line_of(error)
         if message is None:
             raise
         note(f"{Path(sys.argv[0]).name}: {message}")
@@ -171,7 +181,7 @@ def out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError)
 
 
-def _message(error: Exception) -> str | None:
+def line_of(error: Exception) -> str | None:
     """The message for the user; None for a bug of ours, which shows its traceback."""
     if isinstance(error, UnicodeEncodeError):
         return f"the output's encoding: {error}; set PYTHONIOENCODING=utf-8"

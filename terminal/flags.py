@@ -44,7 +44,7 @@ SHARED: dict[str, dict[str, Any]] = {  # flags of several commands
         "memory; auto: those written so far, once few are new (default: all; auto if it is made from the model itself)",
     ),
     "--distill": dict(
-        type=cli.path,
+        type=cli.folder,
         nargs="?",
         const=Path(),
         metavar="FOLDER",

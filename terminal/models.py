@@ -11,12 +11,15 @@ from mlx.utils import tree_flatten
 
 from checkpoints.folder import converted_path, stamp
 from common.errors import InputError
+from common.files import Busy, locked
 from common.reporting import reporter
 from decoder import Options, SpeculativeDecoder, load
 from demo.pair import demo_model
-from distillation.learning import Learner, draft_folder
+from distillation.folder import draft_folder
+from distillation.learning import Learner
 from distributed.ranks import ALONE, Ranks
 from families.loading import find
+from terminal import cli
 from terminal.flags import read_draft_vocabulary
 from text.memory import load_memory
 
@@ -113,16 +116,21 @@ def _note_settings(
 
 
 def learning_draft(model: Any, name: str | Path, folder: Path, serves: bool = False) -> Any:
-    """A draft model that learns while a model decodes; None, after a note, if there can be none."""
+    """A draft model that learns while a model decodes; None, after a note, if there can be none. Busy if another run's
+    learns in the same folder."""
     converted = converted_path(str(name))
     if folder == Path():
         folder = draft_folder(converted)
     try:
         if model.ranks:
             raise InputError("it trains in one process, not under mlx.launch")
-        return Learner(model, converted.name, folder, serves).draft
-    except InputError as error:
-        reporter.note(f"--distill: {error}")
+        learner = Learner(model, converted.name, folder, serves)
+        cli.at_end.enter_context(locked(folder))
+        return learner.draft
+    except Busy:
+        raise
+    except (InputError, OSError) as error:
+        reporter.note(f"--distill: {cli.line_of(error)}")
         return None
 
 

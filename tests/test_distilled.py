@@ -1,6 +1,7 @@
 """Draft models made from their target: they share its encoder, embedding and head, and texts stay the same."""
 
 import json
+import threading
 from dataclasses import replace
 
 import mlx.core as mx
@@ -83,9 +84,9 @@ def test_a_draft_model_drafts_for_a_fine_tune_too(name, tmp_path, monkeypatch):
     assert [row.tokens for row in rows] == [row.tokens for row in expected]
     assert total(rows).draft_tokens
     save(draft, target, "tuned", tmp_path / "d", dtype)
-    config = json.loads((tmp_path / "d/config.json").read_text())
+    config = older(tmp_path / "d")
     assert config.pop("origin") == config["draft_of"] == "tuned" and config.pop("vocabulary")
-    (tmp_path / "d/config.json").write_text(json.dumps(config | {"fingerprint": "f00"}))
+    older(tmp_path / "d", config | {"fingerprint": "f00"})
     load(tmp_path / "d")[0].for_target(target)
     assert len(notes) == 2
 
@@ -181,10 +182,62 @@ def test_a_folder_is_loaded_with_its_target_alone(decoder, tmp_path):
         assert mx.array_equal(own_weights(ours_)[name], weight)
     with pytest.raises(InputError, match="x-draft is a draft model of t5-x, and this model has"):
         loaded.for_target(ours("t5"))
-    config = json.loads((tmp_path / "x-draft/config.json").read_text())
-    (tmp_path / "x-draft/config.json").write_text(json.dumps(config | {"layers": [7]}))
+    config = older(tmp_path / "x-draft")
+    older(tmp_path / "x-draft", config | {"layers": [7]})
     with pytest.raises(InputError, match="x-draft is a draft model of t5-x, and this model has"):
         load(tmp_path / "x-draft")[0].for_target(model)
+
+
+def older(folder, config=None):
+    """The config.json of a folder, after making the folder what older versions wrote, with another one."""
+    with np.load(folder / "weights.npz") as file:
+        arrays = {name: array for name, array in file.items() if name != "config"}
+    np.savez(folder / "weights.npz", **arrays)
+    config = config or json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config))
+    return config
+
+
+@pytest.mark.usefixtures("cpu")
+def test_nobody_reads_a_part_of_one_model_and_a_part_of_another(tmp_path):
+    """While two models of different shapes are saved in one folder."""
+    target = ours("t5")
+    seen, errors = set(), []
+
+    def write(layers):
+        draft = with_states(target, layers)
+        mx.eval(own_weights(draft))
+        try:
+            for _ in range(40):
+                save(draft, target, f"of {len(layers)}", tmp_path / "d", "float32")
+        except Exception as error:
+            errors.append(error)
+
+    saved(target, tmp_path / "d")
+    threads = [threading.Thread(target=write, args=(layers,)) for layers in ([0], [0, 1])]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        loaded, _ = load(tmp_path / "d")
+        seen.add((loaded.draft_of, len(loaded.for_target(target).layers)))
+    assert not errors and seen - {("t5-x", 1)} == {("of 1", 1), ("of 2", 2)}
+    assert {path.name for path in (tmp_path / "d").iterdir()} == {"weights.npz", "config.json"}
+
+
+def test_a_damaged_folder_is_an_input_error(tmp_path):
+    """Wherever a byte of the weights is another one, or what describes them is missing."""
+    target = ours("t5")
+    saved(target, tmp_path / "d")
+    whole = (tmp_path / "d/weights.npz").read_bytes()
+    for at in range(200, len(whole), len(whole) // 40):
+        changed = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+        (tmp_path / "d/weights.npz").write_bytes(changed)
+        with pytest.raises(InputError, match="d: damaged"):
+            load(tmp_path / "d")
+    (tmp_path / "d/weights.npz").write_bytes(whole)
+    older(tmp_path / "d", {"model_type": "distilled"})
+    with pytest.raises(InputError, match="d: damaged, or not a draft model.*layers"):
+        load(tmp_path / "d")
 
 
 def test_weights_are_stored_in_the_targets_type(tmp_path):
