@@ -1,6 +1,7 @@
 """Training a draft model: what it learns from, how it is evaluated, and where it stops."""
 
 import json
+import random
 import shutil
 from functools import partial
 
@@ -17,12 +18,14 @@ from test_distilled import with_states
 from common.errors import InputError
 from common.reporting import reporter
 from decoder import load
+from demo.training.tasks import held_out_example
 from distillation import training
 from distillation.batches import TrainingBatch, drafts
 from distillation.evaluation import Evaluation, evaluate
+from distillation.folder import save, trained_draft
 from distillation.texts import HELD_OUT, TrainingText, read_texts, split
 from distillation.training import Training, new_draft
-from families.distilled import from_target, own_weights, save
+from families.distilled import from_target, own_weights
 from speculative.drafting import ModelDrafter
 from text.memory import Pair
 
@@ -94,8 +97,9 @@ def demo_texts(demo_pair):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cpu")
-def test_the_held_out_share_rises_and_other_texts_teach_less(demo_texts):
-    """Forty steps on the target's texts; on its own texts, as a mutant might be trained, a draft model learns less."""
+def test_the_held_out_share_rises_and_other_texts_teach_less(demo_texts, tmp_path):
+    """Forty steps on the target's texts; on its own texts, as a mutant might be trained, a draft model learns less. Further
+    steps on texts of another kind make it worse on the first ones, and it says so."""
     target, texts = demo_texts
     trained = Training(target, new_draft(target), texts, steps=40)
     *_, evaluation = trained
@@ -104,6 +108,15 @@ def test_the_held_out_share_rises_and_other_texts_teach_less(demo_texts):
     after = finished(evaluate(trained.draft, target, held_out)).accuracy
     assert after > before + 0.15
     assert trained.best is evaluation and evaluation.accuracy == after and trained.progress == 1
+    save(trained, "demo", tmp_path / "d", "float32")
+    chance = random.Random(0)
+    asked = [held_out_example(chance, "sentence").prompt for _ in range(50)]
+    sentences = [target.text.tokenizer.encode(prompt).ids for prompt in asked]
+    rows = decode_with(target, None, sentences, 50, num_draft=0, max_tokens=24)
+    others = [TrainingText.from_row(row) for row in rows]
+    other = Training(target, trained_draft(tmp_path / "d", target), others, steps=40)
+    *_, of_sentences = other
+    assert other.best is of_sentences and other.is_worse and other.promised == after
     prompts = [text.prompt for text in texts]
     untrained = from_target(target, [0])
     rows = decode_with(untrained, None, prompts, 50, num_draft=0, max_tokens=24)
@@ -161,16 +174,22 @@ def test_a_step_of_training_changes_the_drafts_own_weights_alone(name, tmp_path)
     texts = [TrainingText(target.blank_prompt(3), [*start, n, n + 1], 1) for n in range(9)]
     before = {part: np.array(weight) for part, weight in tree_flatten(target.parameters())}
     draft = new_draft(target)
-    list(Training(target, draft, texts, steps=1))
+    trained = Training(target, draft, texts, steps=1)
+    list(trained)
     after = dict(tree_flatten(target.parameters()))
     assert all(np.array_equal(before[part], after[part]) for part in before)
-    save(draft, target, name, tmp_path / "d", "float32")
+    save(trained, name, tmp_path / "d", "float32")
     kept = load(tmp_path / "d")[0].weights
     untrained = own_weights(from_target(target, draft.layers))
     assert kept.keys() == untrained.keys() and not {"embedding", "positions"} & {
         part.partition(".")[0] for part in kept
     }
     assert not mx.array_equal(kept["mix.weight"], untrained["mix.weight"])
+    again = Training(target, trained_draft(tmp_path / "d", target), texts, steps=1)
+    list(again)
+    ((kept_text,), (held_out,)) = again.earlier, trained.held_out
+    assert again._earlier and kept_text.tokens == held_out.tokens
+    assert np.array_equal(*map(target.prompt_array, (kept_text.prompt, held_out.prompt)))
 
 
 def test_a_twentieth_is_held_out_whatever_the_order():

@@ -4,16 +4,25 @@ import json
 import math
 
 import pytest
+from test_distilled import older, with_states
 
 from common.reporting import reporter
 from decoder import Options, SpeculativeDecoder, load
-from distillation import learning
+from distillation import learning, training
 from distillation.evaluation import Evaluation
 from distillation.learning import Learner
 from documents.files import load as load_document
 from documents.translator import Translator
+from families.distilled import save
 
 PROMPTS = [f"translate number to German: {n}" for n in range(1000, 60_000, 997)]
+
+
+@pytest.fixture
+def notes(monkeypatch):
+    lines = []
+    monkeypatch.setattr(reporter, "note", lines.append)
+    return lines
 
 
 @pytest.fixture
@@ -60,6 +69,40 @@ def test_the_next_run_begins_with_what_was_learned(decoder, eager, tmp_path):
     (first,) = again.batch_generate(PROMPTS[40:41], max_tokens=24, num_draft=3)
     assert learner.version == 1 and first.stats.draft_tokens and 0 < accuracy <= 1
     assert load(folder)[0].for_target(decoder.model).layers == [2]
+
+
+@pytest.mark.parametrize("why", ["worse on its texts", "its texts are not known"])
+def test_a_draft_model_that_may_be_worse_drafts_for_this_run_only(
+    decoder, eager, tmp_path, monkeypatch, notes, why
+):
+    folder = tmp_path / "draft"
+    learned, _ = learns(decoder.model, decoder.tokenizer, folder)
+    learned.batch_generate(PROMPTS[:20], max_tokens=24)
+    assert f"kept in {folder}" in notes[-1]
+    if why.startswith("worse"):
+        monkeypatch.setattr(training, "GAIN", -1)
+    else:
+        older(folder)
+    before = (folder / "weights.npz").read_bytes()
+    learned, learner = learns(decoder.model, decoder.tokenizer, folder)
+    learned.batch_generate(PROMPTS[20:], max_tokens=24)
+    assert learner.version > 2 and f"for this run only: the one in {folder}" in notes[-1]
+    assert (folder / "weights.npz").read_bytes() == before
+
+
+@pytest.mark.parametrize("reason", ["what nobody foresaw", "holds another draft model now"])
+def test_whatever_ends_training_is_a_line(decoder, tmp_path, monkeypatch, notes, reason):
+    monkeypatch.setattr(learning, "FIRST", 8)
+    learned, learner = learns(decoder.model, decoder.tokenizer, tmp_path / "draft", serves=True)
+    other = with_states(decoder.model, [0, 1])
+    save(other, decoder.model, "x", tmp_path / "draft", "float32")
+    before = (tmp_path / "draft/weights.npz").read_bytes()
+    if reason.startswith("what"):
+        monkeypatch.setattr(learning, "trained_draft", lambda *args: {}[reason])
+    learned.batch_generate(PROMPTS[:12], max_tokens=24)
+    assert learner.idle() and not learner.idle() and not learner._pieces
+    assert "learns no more" in notes[-1] and reason in notes[-1]
+    assert (tmp_path / "draft/weights.npz").read_bytes() == before
 
 
 def test_a_fitted_draft_model_drafts_before_any_training_and_is_not_saved(

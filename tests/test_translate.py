@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from helpers import programs
 
+from common.files import locked
 from decoder import Options, SpeculativeDecoder
 from documents import FORMATS, translator
 from documents.files import FileTranslator, load, output_of
@@ -39,6 +40,41 @@ def run(demo_folders, tmp_path, monkeypatch):
 
 def files(folder) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != "mlx_models")
+
+
+@pytest.mark.parametrize(
+    ("folder", "config", "reason"),
+    [
+        ("f", "{}", "f is something else: choose another folder"),
+        ("f", '{"model_type": "distilled"}', "f: damaged"),
+        ("f", "{", "f/config.json: not JSON"),
+        ("a.txt/f", "", "a.txt/f: Not a directory"),
+    ],
+)
+def test_a_folder_that_cannot_hold_a_draft_model_is_a_line(run, tmp_path, folder, config, reason):
+    if config:
+        (tmp_path / "f").mkdir()
+        (tmp_path / "f/config.json").write_text(config)
+        (tmp_path / "f/weights.npz").write_text("damaged")
+    result = run("a.txt", "--to", "de", "--distill", folder)
+    assert result.stderr.startswith(f"--distill: {reason}") and result.stderr.count("\n") == 2
+    assert result.returncode == 0 and (tmp_path / "a.de.txt").read_text() == TEXT
+
+
+def test_one_run_at_a_time_learns_in_a_folder(run, tmp_path):
+    with locked(tmp_path / "f"):
+        for script, argv in (
+            ("translate.py", "a.txt --distill"),
+            ("distill.py", "--document a.txt --output"),
+        ):
+            result = programs.call(*argv.split(), "f", "--to", "de", cwd=tmp_path, script=script)
+            assert result.returncode == 1 and result.stderr.endswith(
+                "f: another run is writing it\n"
+            )
+    assert run("a.txt", "--to", "de", "--distill", "f").returncode == 0
+    assert files(tmp_path) == ["a.de.txt", "a.txt"]
+    result = run("--to", "de", "--distill", "a.txt")
+    assert result.returncode == 2 and "a.txt is a file, not a folder" in result.stderr
 
 
 def test_a_document_appears_beside_its_source_and_is_not_replaced(run, tmp_path):
