@@ -54,8 +54,7 @@ class Learner:
         self.total = math.inf
         self._target, self._name, self._folder = target, name, folder
         self._promised = self.draft.accuracy
-        self._promised_earlier = 0.0  # see Training
-        # An older version made the one in the folder, and did not keep texts on which it could be measured
+        # The folder has no texts on which a draft model could be measured: an older version made it
         self._is_older = trained is not None and not trained.held_out
         self._is_apart = False  # better for this run than the one in the folder, and worse for the texts of that one
         self._texts: list[TrainingText] = []
@@ -186,14 +185,9 @@ class Learner:
         if self._is_apart:
             distilled.set_weights(draft, distilled.own_weights(self.draft))
         draft.held_out = self.draft.held_out  # of earlier runs
+        draft.promised = self.draft.promised
         return Training(
-            self._target,
-            draft,
-            texts,
-            steps=steps,
-            batch=self._batch,
-            on_best=self._take,
-            promised=self._promised_earlier,
+            self._target, draft, texts, steps=steps, batch=self._batch, on_best=self._take
         )
 
     def _of_one_kind(self, texts: Sequence[TrainingText]) -> Sequence[TrainingText]:
@@ -236,7 +230,7 @@ class Learner:
         mx.eval(weights)  # what is lazy can only be computed by the thread that made it
         distilled.set_weights(self.draft, weights)
         self.version += 1
-        self._promised_earlier = training.promised
+        self.draft.promised = training.draft.promised
         if training.steps_done:
             self._is_apart = training.is_worse or self._is_older
             if not self._is_apart:

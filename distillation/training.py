@@ -89,8 +89,9 @@ class Training:
     batch: int = BATCH  # texts of a step
     # Called whenever the weights in `draft` are better than all before
     on_best: Callable[["Training", Evaluation], None] = lambda training, evaluation: None
-    promised: float = 0.0  # the accuracy to keep on the texts in `draft.held_out`; 0: as it is
-    is_worse: bool = field(default=False, init=False)  # on these, with the best weights
+    is_worse: bool = field(
+        default=False, init=False
+    )  # than before on the draft's `held_out`, when best
     steps_done: int = field(default=0, init=False)
     best: Evaluation | None = field(default=None, init=False)
 
@@ -141,9 +142,9 @@ class Training:
                 yield None
         if self._weights["mix.weight"].any():  # it has been trained
             self.best = yield from evaluate(self.draft, self.target, self._held_out)
-            if self.earlier and not self.promised:
+            if self.earlier and not self.draft.promised:
                 earlier = yield from evaluate(self.draft, self.target, self._earlier)
-                self.promised = earlier.accuracy
+                self.draft.promised = earlier.accuracy
             yield self.best
         else:
             some = islice(self._batches, self._fit_batches)
@@ -190,7 +191,7 @@ class Training:
             self._best_weights = self._weights
             if self.earlier:
                 earlier = yield from evaluate(self.draft, self.target, self._earlier)
-                self.is_worse = earlier.accuracy < self.promised - GAIN
+                self.is_worse = earlier.accuracy < self.draft.promised - GAIN
             self.on_best(self, evaluation)
         return evaluation
 

@@ -45,6 +45,7 @@ def skeleton(target: Any, layers: Sequence[int], states: int = STATES + 1) -> An
     draft.reads_target = True
     draft.accuracy = 0.0  # on the texts held out when it was made; 0: not known
     draft.held_out = ()  # HeldOut: some of these
+    draft.promised = 0.0  # accuracy on those; 0: not measured yet
     return draft
 
 

@@ -116,7 +116,7 @@ def test_the_held_out_share_rises_and_other_texts_teach_less(demo_texts, tmp_pat
     others = [TrainingText.from_row(row) for row in rows]
     other = Training(target, trained_draft(tmp_path / "d", target), others, steps=40)
     *_, of_sentences = other
-    assert other.best is of_sentences and other.is_worse and other.promised == after
+    assert other.best is of_sentences and other.is_worse and other.draft.promised == after
     prompts = [text.prompt for text in texts]
     untrained = from_target(target, [0])
     rows = decode_with(untrained, None, prompts, 50, num_draft=0, max_tokens=24)
