@@ -113,7 +113,7 @@ def main() -> None:
 
     def keep(training: Training, evaluation: Evaluation) -> None:
         if not training.is_worse:
-            save(training, converted.name, folder, dtype)
+            save(training, converted.name, folder, dtype, training.held_out)
 
     training = Training(model, draft, texts, args.minutes, args.steps, on_best=keep)
     times = call_times(training.narrow_draft, model, texts[0].prompt)

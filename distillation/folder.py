@@ -1,10 +1,12 @@
 """The folder of a draft model made from its target. What it holds gets no worse."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from checkpoints.folder import WEIGHTS, read_json
 from common.errors import InputError
+from distillation.texts import TrainingText
 from distillation.training import Training
 from families import distilled
 
@@ -27,12 +29,14 @@ def trained_draft(folder: Path, model: Any) -> Any:
     return distilled.Distilled(folder, config).for_target(model)
 
 
-def save(training: Training, name: str, folder: Path, dtype: str) -> None:
-    """Write the draft model of the target `name` as it is at its best, with some of the texts held out."""
+def save(
+    training: Training, name: str, folder: Path, dtype: str, held_out: Sequence[TrainingText]
+) -> None:
+    """Write the draft model of the target `name` as it is at its best, with some of these texts and of the earlier ones."""
     assert training.best
     target = training.target
     kept = dict[int, distilled.HeldOut]()
-    for texts in (training.earlier, training.held_out):
+    for texts in (training.earlier, held_out):
         tokens = 0
         for text in sorted(texts, key=lambda text: text.order):
             if tokens < KEPT:

@@ -54,8 +54,8 @@ class Learner:
         self.total = math.inf
         self._target, self._name, self._folder = target, name, folder
         self._promised = self.draft.accuracy
-        # The folder has no texts on which a draft model could be measured: an older version made it
-        self._is_older = trained is not None and not trained.held_out
+        # The folder has no texts on which a draft model could be measured: an older version made it, or a server
+        self._is_older = trained is not None and not (trained.held_out or serves)
         self._is_apart = False  # better for this run than the one in the folder, and worse for the texts of that one
         self._texts: list[TrainingText] = []
         self._count = 0  # texts of this kind so far
@@ -233,8 +233,11 @@ class Learner:
         self.draft.promised = training.draft.promised
         if training.steps_done:
             self._is_apart = training.is_worse or self._is_older
+            held_out = training.held_out
+            if self._serves:  # what others ask stays in memory
+                held_out = []
             if not self._is_apart:
-                save(training, self._name, self._folder, dtype)
+                save(training, self._name, self._folder, dtype, held_out)
 
     def report(self) -> None:
         """Say what came of it, if anything was decoded with it."""

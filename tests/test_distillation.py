@@ -108,7 +108,7 @@ def test_the_held_out_share_rises_and_other_texts_teach_less(demo_texts, tmp_pat
     after = finished(evaluate(trained.draft, target, held_out)).accuracy
     assert after > before + 0.15
     assert trained.best is evaluation and evaluation.accuracy == after and trained.progress == 1
-    save(trained, "demo", tmp_path / "d", "float32")
+    save(trained, "demo", tmp_path / "d", "float32", trained.held_out)
     chance = random.Random(0)
     asked = [held_out_example(chance, "sentence").prompt for _ in range(50)]
     sentences = [target.text.tokenizer.encode(prompt).ids for prompt in asked]
@@ -178,7 +178,7 @@ def test_a_step_of_training_changes_the_drafts_own_weights_alone(name, tmp_path)
     list(trained)
     after = dict(tree_flatten(target.parameters()))
     assert all(np.array_equal(before[part], after[part]) for part in before)
-    save(trained, name, tmp_path / "d", "float32")
+    save(trained, name, tmp_path / "d", "float32", trained.held_out)
     kept = load(tmp_path / "d")[0].weights
     untrained = own_weights(from_target(target, draft.layers))
     assert kept.keys() == untrained.keys() and not {"embedding", "positions"} & {

@@ -140,6 +140,7 @@ def test_a_server_trains_in_pieces_while_it_is_idle(decoder, eager, tmp_path, mo
     while learner.idle():
         pieces += 1
     assert learner.version and pieces > 10
+    assert not load(tmp_path / "draft")[0].held_out  # what was asked stays in memory
     learned.batch_generate(PROMPTS[12:26], max_tokens=24)
     monkeypatch.setattr(learning, "SLICE_SECONDS", 0)
     while learner.idle():
