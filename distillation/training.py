@@ -89,9 +89,7 @@ class Training:
     batch: int = BATCH  # texts of a step
     # Called whenever the weights in `draft` are better than all before
     on_best: Callable[["Training", Evaluation], None] = lambda training, evaluation: None
-    is_worse: bool = field(
-        default=False, init=False
-    )  # than before on the draft's `held_out`, when best
+    is_worse: bool = field(default=False, init=False)  # at its best, on the draft's `held_out`
     steps_done: int = field(default=0, init=False)
     best: Evaluation | None = field(default=None, init=False)
 

@@ -156,7 +156,7 @@ class Distilled(Model):
     def for_target(self, target: Any) -> Any:
         """With the encoder, embedding and head of a target; a note if it is another than it was made from."""
         fits = isinstance(target, EncoderDecoder) and self.vocabulary in ("", vocabulary(target))
-        fits = fits and max(self.layers) < len(target.decoder.layers)
+        fits = fits and self.deepest < len(target.decoder.layers)
         if fits:
             rows, columns = self.weights.get("mix.weight", mx.zeros((1, 1))).shape
             draft = skeleton(target, self.layers, columns // rows)
