@@ -134,7 +134,7 @@ class Api:
         self.gate.check_model(request.model)
         async with while_there(http):
             writer = await run_in_threadpool(self._writer, request)
-            steps = steps_of(self.engine, iter(writer.rows), at_once=len(writer.rows))
+            steps = steps_of(self.engine, iter(writer.rows))
             if request.stream:
                 return await stream_of(http, steps, writer.events)
             ends = {step.row: step.now async for step in steps}

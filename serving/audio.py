@@ -29,12 +29,15 @@ from speech.reference import parse
 from speech.rules import TASKS
 from speech.segments import Segment, Transcript
 from speech.transcriber import Transcriber
+from text.languages import name_in
 
 OPENAI_NAMES = ("whisper-*", "gpt-*transcribe*", "gpt-*-whisper", "distil-whisper-*")  # patterns
 _MARKS = string.whitespace + BEFORE + AFTER  # around words, of which OpenAI's have none
 _SAME = {  # fields that are options of the same name
     *("language", "temperature", "best_of", "hotwords", "condition_on_previous_text"),
 }
+# OpenAI's names of languages, where the CLDR has others
+_NAMES = dict(bn="bengali", mi="maori", my="myanmar", nn="nynorsk", tl="tagalog")
 _UNUSED = ("chunking_strategy", "include", "user", "temperature_inc", "no_timestamps")
 Part = tuple[Segment, Stats] | Transcript
 
@@ -114,7 +117,7 @@ class Speech:
             return PlainTextResponse(f"{transcript.text.strip()}\n")
         if kind in ("srt", "vtt"):
             return PlainTextResponse(FORMATS[kind](transcript, Layout()))
-        # In a thread: the languages' names bring all of transformers.
+        # In a thread: the languages' names are read from files.
         body = await run_in_threadpool(_body, transcript, task, kind == "verbose_json")
         return JSONResponse(body)
 
@@ -193,9 +196,8 @@ def _usage(transcript: Transcript) -> dict[str, Any]:
 def _body(transcript: Transcript, task: str | None, verbose: bool) -> dict[str, Any]:
     body: dict[str, Any] = {"text": transcript.text.strip(), "usage": _usage(transcript)}
     if verbose:
-        from transformers.models.whisper.tokenization_whisper import LANGUAGES
-
-        language = LANGUAGES.get(transcript.language, transcript.language)  # OpenAI's "english"
+        code = transcript.language
+        language = _NAMES.get(code) or name_in("en", code).lower()
         segments = [segment.to_dict() for segment in transcript.segments]
         about = {"task": task, "language": language, "duration": transcript.duration}
         body |= about | {"segments": segments}

@@ -66,7 +66,7 @@ async def failure(request: HTTPConnection, error: Exception) -> Response:
 def error_body(status: int, message: str, path: str = "") -> dict[str, Any]:
     """The body of an error in the form of the path's interface."""
     first = path.split("/")[:2][-1]
-    if first == "v2":  # DeepL's
+    if first in ("v2", "v3"):  # DeepL's
         return {"message": message}
     if first in _LIBRETRANSLATE:
         return {"error": message}
@@ -131,13 +131,13 @@ async def while_there(request: Request) -> AsyncIterator[None]:
 
 
 async def steps_of(
-    engine: Engine, rows: Iterator[Row], more: bool = False, at_once: int | None = None
+    engine: Engine, rows: Iterator[Row], more: bool = False
 ) -> AsyncGenerator[RowStep]:
-    """Decode rows; yield each whenever it has grown. They end with the generator. ERRORS if a row fails or is not taken.
-    more, at_once: take them in any case; how many may be in the engine (None: as many as a batch has)"""
+    """Decode rows, no more at once than a batch has; yield each whenever it has grown. They end with the generator. ERRORS if
+    a row fails or is not taken. more: take them in any case"""
     event = asyncio.Event()
     wake = partial(asyncio.get_running_loop().call_soon_threadsafe, event.set)
-    at_once = at_once or min(engine.batch_size, engine.queue_size)
+    at_once = min(engine.batch_size, engine.queue_size)
     jobs = dict[Job, Progress]()
     try:
         while True:

@@ -2,9 +2,11 @@
 
 import html
 import json
+import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
+from typing import Any
 
 from common.errors import InputError
 from speech.rules import SECONDS_PER_TIMESTAMP, Special
@@ -18,22 +20,36 @@ _LONG = 4  # tokens that match by no chance
 def parse(text: str) -> tuple[Part, ...]:
     """The parts of a reference: subtitles, a plain text, or JSON with `segments`, `text` or `content`, or InputError."""
     try:
-        content = json.loads(text)
+        content = json.loads(text, parse_int=float)
     except ValueError:
         content = None
+    except RecursionError:
+        raise InputError("the reference's JSON is nested too deeply") from None
     if not isinstance(content, dict):
         return tuple(_cues(text)) or _sentences(text)
     try:
-        if "segments" not in content:
-            return _sentences(content["text"] if "text" in content else content["content"])
-        segments = content["segments"]
-        return tuple((float(s["start"]), float(s["end"]), str(s["text"])) for s in segments)
+        if "segments" in content:
+            parts = tuple(map(_segment, content["segments"]))
+        else:
+            parts = _sentences(content["text"] if "text" in content else content["content"])
+        "".join(text for *_, text in parts).encode()
     except (KeyError, TypeError, ValueError):
-        raise InputError("the reference's JSON has no segments, text or content") from None
+        form = '{"segments": [{"start": 0.5, "end": 2.0, "text": "So."}]}; times are finite numbers'
+        fault = f"the reference's JSON has no segments, text or content, as in {form}"
+        raise InputError(fault) from None
+    return parts
+
+
+def _segment(values: Mapping[str, Any]) -> Part:
+    """ValueError if a time is no finite number; it may be a text."""
+    times = [float(str(values[name])) for name in ("start", "end")]  # a bool is no number
+    if not all(map(math.isfinite, times)):
+        raise ValueError
+    return times[0], times[1], values["text"]
 
 
 def _sentences(text: str) -> tuple[Part, ...]:
-    sentences = filter(None, re.split(r"(?<=[.?!])\s+", text.strip()))
+    sentences = filter(None, re.split(r"(?<=[.?!])\s+", str.strip(text)))
     return tuple((None, None, sentence) for sentence in sentences)
 
 

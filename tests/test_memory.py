@@ -103,6 +103,8 @@ def test_where_words_are_not_written_apart_characters_count():
         (dict(target_lang="zh-TW"), dict(target_lang="zho_Hans"), False),
         (dict(source_lang="es"), dict(source_lang="fr_XX"), False),
         (dict(target_lang="no code!"), dict(target_lang="fr"), False),
+        (dict(target_lang="French"), dict(target_lang="fr"), True),
+        (dict(target_lang="fr" + "-1996" * 3600), dict(target_lang="fr"), False),
     ],
 )
 def test_languages_have_to_fit(pair, languages, used):
@@ -205,8 +207,33 @@ def test_a_table_whose_first_line_names_languages_has_pairs_of_these(read):
     pairs = [Pair("red", "rot", "en", "de"), Pair("rot", "red", "de", "en")]
     assert read("m.csv", "English;POS;Deutsch\nred;adj;rot\n")[0] == pairs
     assert read("m.tsv", "en\tde\nred\trot\n")[0] == pairs
-    # Words that are codes, too
-    assert read("m.tsv", "the\tder\nred\trot\n")[0] == [Pair("the", "der"), Pair("red", "rot")]
+    several = read("m.csv", "en,de,fr\nred,rot,rouge\n")[0]
+    assert len(several) == 6 and several[1] == Pair("red", "rouge", "en", "fr")
+
+
+@pytest.mark.parametrize(
+    "first, told",
+    [
+        ("the\tder", []),
+        ("it\tes", [1]),
+        ("IT\tTI", [1]),
+        ("no\tne", [1]),
+        ("to\tzu\ta comment", [1]),
+        ("it\tes\nso\tsi", []),
+        ("\0\0\t\0\0\0\0", []),
+        ("German" * 3000 + "\tde" + "-1996" * 3600, []),
+        ("red\trot\ten\tde", []),
+    ],
+)
+def test_a_first_line_of_words_is_a_pair_and_so_are_all_others(read, first, told):
+    """Also of words that are codes of languages; what was guessed is told."""
+    other = "king\tKönig" + ("\ten\tde" if first.endswith("en\tde") else "")
+    lines = [line.split("\t") for line in (*first.split("\n"), other)]
+    pairs = [Pair(*line[: 2 if "comment" in first else 4]) for line in lines]
+    content = "".join("\t".join(line) + "\n" for line in lines)
+    assert read("m.tsv", content) == (pairs, told)
+    assert len(Memory(pairs).fitting("en", "de")) == len(lines)
+    assert read("m.tsv", "source\ttarget\n" + content) == (pairs, [])
 
 
 TERMS = """<{0} xmlns="urn:iso:std:iso:30042:ed-2"><text><body><{1} id="1"><note>on it</note>

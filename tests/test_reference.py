@@ -57,3 +57,32 @@ def test_a_reference_goes_on_where_the_text_is_in_it():
 def test_times_beyond_the_window_are_no_tokens_beyond_the_vocabulary():
     reference = Reference([(0.0, 9.0, "one"), (9.0, 99.0, "two")], encode, SPECIAL, 40)
     assert max(reference.draft(0.0, [])) == wm.VOCAB - 1
+
+
+SEGMENT = '{"segments": [{"start": %s, "end": 2, "text": %s}]}'
+WORDS = '"one two three"'
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(SEGMENT % (start, WORDS) for start in ("1e999", "-Infinity", "NaN", '"1e999"', '"x"')),
+        *(
+            SEGMENT % (start, WORDS)
+            for start in ("null", "true", "[1]", "{}", "9" * 400, "9" * 9000)
+        ),
+        *(SEGMENT % (1, text) for text in ("null", "5", '["a"]', r'"\ud800"')),
+        *('{"text": 5}', '{"content": null}', r'{"text": "\ud800"}', '{"segments": {"a": 1}}'),
+        *('{"segments": ' * 9000, "[" * 9000),
+    ],
+)
+def test_a_reference_of_wrong_json_is_one_line(wrong):
+    with pytest.raises(InputError, match=r"^the reference's JSON .*$"):
+        parse(wrong)
+
+
+@pytest.mark.parametrize("start", ["-5", "3", "1e300", '"1.5"'])
+def test_a_time_that_is_no_such_time_is_no_more_than_a_bad_draft(start):
+    reference = Reference(parse(SEGMENT % (start, WORDS)), encode, SPECIAL, 40)
+    draft = reference.draft(0.0, [])
+    assert draft[1:-1] == encode("one two three") and max(draft) < wm.VOCAB

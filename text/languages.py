@@ -24,6 +24,8 @@ _PLACE = re.compile(r"\{(text|source|target)\}")  # in forms of prompts
 _RIGHT_TO_LEFT = "Adlm Arab Hebr Mand Nkoo Rohg Samr Syrc Thaa".split()  # scripts
 _TERRITORY = re.compile(r"-(?:[A-Z]{2}|\d{3})\b.*")  # of a tag, and what stands behind it
 _NAMED = ("text", "source", "target", "start")  # placeholders in source and prefix
+LONGEST = 100  # characters of a language's name
+NAME = re.compile(rf"[^\0\ud800-\udfff]{{1,{LONGEST}}}")  # others make langcodes fail
 
 
 @dataclass(frozen=True)
@@ -73,29 +75,41 @@ class Languages:
             codes = {self.reads: ""}
         if name in codes:
             return name
-        wanted = tag_of(name)
-        called = _name(wanted) if wanted else name
-        script = script_of(wanted)
-
-        def rank(code: str) -> tuple:
-            """First those of the same name, such as one in another script; then the nearest."""
-            alike = fuzz.ratio(called.lower(), _name(code).lower())
-            distance = _distance(wanted, code) if wanted else _FAR
-            is_other = alike < 100 and distance > 0
-            return is_other, distance, -alike, code != wanted, script not in code
-
-        nearest, *others = sorted(codes, key=rank)
-        is_other, distance, *_ = rank(nearest)
-        if distance <= _NEAR or not (is_other or "-" in (wanted or "")):
-            return nearest
-        listed = ", ".join(map(title, [nearest, *others[:4]]))
-        more = f" and {len(others) - 4} more" if len(others) > 4 else ""
-        raise InputError(f"{option}: no language {name!r}; there are {listed}{more}")
+        return _find(option, name, tuple(codes))
 
 
-@lru_cache(1024)  # every row asks, about every language of the model
+@lru_cache(1024)  # every row asks
+def _find(option: str, name: str, codes: Sequence[str]) -> str:
+    """The one of these codes that a name means. Errors: as `Languages.find`"""
+    wanted = tag_of(name)
+    called = _name(wanted) if wanted else name
+    script = script_of(wanted)
+
+    def rank(code: str) -> tuple:
+        """First those of the same name, such as one in another script; then the nearest."""
+        alike = fuzz.ratio(called.lower(), _name(code).lower())
+        distance = _distance(wanted, code) if wanted else _FAR
+        is_other = alike < 100 and distance > 0
+        return is_other, distance, -alike, code != wanted, script not in code
+
+    nearest, *others = sorted(codes, key=rank)
+    is_other, distance, *_ = rank(nearest)
+    if distance <= _NEAR or not (is_other or "-" in (wanted or "")):
+        return nearest
+    listed = ", ".join(map(title, [nearest, *others[:4]]))
+    more = f" and {len(others) - 4} more" if len(others) > 4 else ""
+    raise InputError(f"{option}: no language {name[:LONGEST]!r}; there are {listed}{more}")
+
+
 def tag_of(name: str) -> str | None:
     """The BCP 47 tag of a language's code or name, in any language; None if there is no such language."""
+    return _tag_of(name[: LONGEST + 1])
+
+
+@lru_cache(1024)  # each name is asked for about every language of the model
+def _tag_of(name: str) -> str | None:
+    if not NAME.fullmatch(name):
+        return None
     with contextlib.suppress(ValueError):
         language = langcodes.Language.get(name)
         if language.is_valid() and (len(name) <= 3 or "-" in name or "_" in name):

@@ -18,7 +18,7 @@ from rapidfuzz import fuzz, process
 
 from common.errors import InputError, errors_name
 from common.files import naming_file
-from text.languages import tag_of
+from text.languages import tag_of, title
 
 CLOSE = 0.7  # the least similarity that counts; translators' tools use 0.7 or 0.75
 XML = (".tmx", ".tbx")
@@ -33,6 +33,7 @@ _DEPRECATED = {"deprecatedTerm-admn-sts", "supersededTerm-admn-sts"}
 _BREAK = re.compile(r" ?<br\d+/?> ?")
 _TAG = re.compile(r" (?:</?[a-z]+\d+/?>)+(?= )|</?[a-z]+\d+/?>")
 _HEADER = re.compile(r"(?i)(source|term)[^\t]*\t(target|translation)")
+_WORDS = {*"am an as be he hi id in is it my no or so to".split()}  # English, and languages' codes
 _NOT_UTF_8 = "\ufffd"  # after decoding
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
@@ -118,10 +119,8 @@ def _fit(one: str | None, other: str | None) -> bool:
     """Whether two codes, such as fra_Latn and fr-CA, may name the same language; None may be any."""
     if one is None or other is None or one == other:
         return True
-    try:
-        return langcodes.tag_distance(one.replace("_", "-"), other.replace("_", "-")) < 10
-    except ValueError:  # not a language code
-        return False
+    tags = [tag for tag in map(tag_of, (one, other)) if tag]
+    return len(tags) == 2 and langcodes.tag_distance(tags[0], tags[1]) < 10
 
 
 # ---------------------------------------------------------------------------------------------
@@ -130,7 +129,8 @@ def _fit(one: str | None, other: str | None) -> bool:
 
 def load_memory(path: Path, report: Callable[[str], object]) -> Memory:
     """The memory in a file: XML (TMX, TBX), a table (CSV, or with tabs) or JSON lines (any other name). Lines
-    that cannot be used are reported; they count from 1. OSError or InputError if none can be used."""
+    that cannot be used are reported, and whether a first line of languages is taken for one; they count from 1.
+    OSError or InputError if none can be used."""
     suffix = path.suffix.lower()
     skipped = list[Line]()
     with open(path, "rb") as file, errors_name(path):
@@ -178,12 +178,12 @@ def _table_pairs(lines: Sequence[Line], skip: Skip, is_csv: bool) -> Iterator[Pa
     rows = [(number, text.split("\t")) for number, text in lines]
     if is_csv:
         rows = [*_csv_rows(lines)]
-    first = [cell.strip() for _, cells in rows[:1] for cell in cells]
-    languages = _languages(first)
+    rows = [(number, [cell.strip() for cell in cells]) for number, cells in rows]
+    first, *below = [cells for _, cells in rows] or [[]]
+    languages = _columns(first, below, lambda what: skip((rows[0][0], what)))
     if languages or _HEADER.match("\t".join(first)):
         del rows[0]
-    for number, cells in rows:
-        texts = [cell.strip() for cell in cells]
+    for number, texts in rows:
         pairs = list[Pair]()
         if languages:
             pairs += _pairs_of(each for each in zip(languages, texts, strict=False) if each[0])
@@ -193,6 +193,27 @@ def _table_pairs(lines: Sequence[Line], skip: Skip, is_csv: bool) -> Iterator[Pa
             yield from pairs
         else:
             skip((number, "not two texts in UTF-8 separated by a tab (in .csv also ; or ,)"))
+
+
+def _columns(
+    first: Sequence[str], below: Sequence[Sequence[str]], tell: Callable[[str], object]
+) -> list[str | None]:
+    """The columns' languages, if a table's first line names them, or []. It has to have a name in full, or codes that are
+    shorter than some line below and, if one is a word in English, `en` among them. tell: gets what was guessed"""
+    languages = _languages(first)
+    if not languages or not below or _languages(below[0]):  # or each line names its own
+        return []
+    cells = {cell.lower() for cell in first}
+    is_longer = any(len("".join(line)) > len("".join(first)) for line in below)
+    is_code = is_longer and ("en" in cells or cells.isdisjoint(_WORDS))
+    named = ", ".join(map(title, filter(None, languages)))
+    if is_code or any(len(cell) > 3 and tag_of(cell) for cell in first):
+        fix = 'if it is a pair, put a line with "source" and "target" above it'
+        tell(f"taken for the columns' languages, {named}; {fix}")
+        return languages
+    fix = "if it names the columns' languages, write their names in full"
+    tell(f"taken for a pair, not for {named}; {fix}")
+    return []
 
 
 def _languages(cells: Iterable[str]) -> list[str | None]:

@@ -11,7 +11,7 @@ from tokenizers import Encoding, Tokenizer
 from common.errors import InputError, first_line
 from speculative.options import TOKENS
 from text.generation import GenerationDefaults
-from text.languages import Languages, TranslationPrompt, filled, tag_of
+from text.languages import LONGEST, NAME, Languages, TranslationPrompt, filled, tag_of
 
 Codes = tuple[str | None, str | None]  # of the source's and the target's language
 
@@ -256,6 +256,8 @@ class TextSide:
                 missing = "this model has no languages to choose from"
                 raise InputError(f"{option}: {missing}; prompt_template can name them")
             if languages is None or (template and not languages.source):  # the prompt may name any
+                if not NAME.fullmatch(name):
+                    raise InputError(f"{option}: no language {name[:LONGEST]!r}")
                 return tag_of(name) or name
             return languages.find(option, name)
 
