@@ -27,6 +27,7 @@ _KEY = "openai-insecure-api-key."
 _BETA = {"pcm16": {"type": "audio/pcm"}, "g711_ulaw": {"type": "audio/pcmu"}}  # formats
 _EAGERNESS = {"low": 2.0, "medium": 0.8, "auto": 0.8, "high": 0.4}  # seconds of a pause
 _BACKLOG = 4 << 20  # characters of events that may wait
+_EVENTS = 1000  # of them
 _BUFFER = "input_audio_buffer"
 _TRANSCRIPTION = "conversation.item.input_audio_transcription"
 
@@ -182,7 +183,8 @@ class _Client:
         while (message := await self._socket.receive())["type"] == "websocket.receive":
             self._events.append(message.get("text") or "")
             self._arrived.set()
-            while sum(map(len, self._events)) > _BACKLOG:
+            await asyncio.sleep(0)  # others' turn: events that are there already come without one
+            while len(self._events) > _EVENTS or sum(map(len, self._events)) > _BACKLOG:
                 await asyncio.sleep(0.05)
 
     async def answer(self) -> None:
@@ -200,6 +202,7 @@ class _Client:
                     await self._take(event)
                 except ERRORS as error:
                     await self._refuse(error, event)
+                await asyncio.sleep(0)  # others' turn
             try:
                 await self._advance()
             except ERRORS as error:
@@ -216,6 +219,7 @@ class _Client:
             await self._append(event)
         elif event.type in ("session.update", "transcription_session.update") and event.session:
             for setting in event.session.settings():
+                await asyncio.sleep(0)  # others' turn
                 try:
                     self._change(setting)
                 except ERRORS as error:
