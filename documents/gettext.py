@@ -13,7 +13,8 @@ from documents.document import Document, Fitted, Passage, Span, in_text, newline
 from documents.language import LanguageChange
 from documents.sentences import changed, keep_pattern
 
-_STRING = r'[ \t]*("[^\r\n]*"(?:\s*+"[^\r\n]*")*+)'
+_LINE = r'(?>"[^\r\n]*")'  # to the last quote, of which it gives none back
+_STRING = rf"[ \t]*({_LINE}(?:\s*+{_LINE})*+)"
 _TEXT = re.compile(rf"msgstr(?:\[\d+\])?{_STRING}")
 _ENTRY = re.compile(
     rf"(?<![^\r\n\ufeff])(?:msgctxt{_STRING}\s+)?msgid(?P<id>{_STRING})\s+"
@@ -29,7 +30,7 @@ _HEAD = re.compile(
 _FORMS = re.compile(r"nplurals\s*=\s*(\d{1,9})\s*;\s*plural\s*=\s*([^;]+)")
 # Placeholders: printf's without its space flag, and others by a message's flags
 _PRINTF = (
-    r"%(?:\(\w+\)|<\w+>|\d+\$)?[-+#0]*[\d*]*(?:\.[\d*]+)?(?:hh?|ll?|[jqzt])?[diouxXeEfFgGaAcsrp]"
+    r"%(?:\(\w+\)|<\w+>|\d+\$)?[-+#0]*+[\d*]*+(?:\.[\d*]+)?(?:hh?|ll?|[jqzt])?[diouxXeEfFgGaAcsrp]"
 )
 _PLACEHOLDERS = {
     "qt-format": r"%L?(?:\d\d?|n)",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
+from weakref import WeakValueDictionary
 
 from anyio import CapacityLimiter, Semaphore, from_thread, to_thread
 from langcodes import Language
@@ -94,8 +95,10 @@ class Translations:
         self._detector = LanguageDetector(self.sources)
         codes = (*self.sources, *self.targets)
         self.names = {code: Language.get(code).display_name() for code in codes}
-        # One document is read at a time, and few are translated.
-        self._reading, self._places = CapacityLimiter(1), Semaphore(self.engine.batch_size)
+        # Few documents are read and translated at a time, and one of a client's is read.
+        self._reading = CapacityLimiter(self.engine.batch_size)
+        self._places = Semaphore(self.engine.batch_size)
+        self._clients = WeakValueDictionary[str | None, CapacityLimiter]()  # those that wait
         self._stored = dict[str, StoredDocument]()
         self._aligners: Aligners = {}
 
@@ -201,14 +204,18 @@ class Translations:
                     translator.finish(step.row)
                 yield step
 
-    async def store(self, upload: Asked, source: str | None, target: str) -> StoredDocument:
-        """Begin to translate an uploaded document. InputError if it is none; Refused if there are too many."""
+    async def store(
+        self, upload: Asked, source: str | None, target: str, client: str | None = None
+    ) -> StoredDocument:
+        """Begin to translate an uploaded document. client: whose documents wait for each other, and for nobody else's.
+        InputError if it is none; Refused if there are too many."""
         if upload.file is None:
             raise InputError("file: field required")
         path = Path(upload.filename or upload.file.filename or "")
         data = await upload.file.read()
         read = partial(read_apart, path, data, self._check)
-        document = await to_thread.run_sync(read, limiter=self._reading)
+        async with self._clients.setdefault(client, CapacityLimiter(1)):
+            document = await to_thread.run_sync(read, limiter=self._reading)
         steps = await self.start(document, source, target)
         self._make_room(len(data))
 

@@ -93,7 +93,8 @@ class LibreTranslate:
 
     async def translate_file(self, request: Request, asked: _Pair) -> Any:
         async with while_there(request):
-            stored = await self.translations.store(asked, asked.source, asked.target)
+            client = request.client and request.client.host
+            stored = await self.translations.store(asked, asked.source, asked.target, client)
             await stored.task
         return {"translatedFileUrl": f"{request.base_url}download_file/{stored.key}"}
 
@@ -250,7 +251,9 @@ class DeepL:
         return {"character_count": self.characters, "character_limit": 10**12}
 
     async def document(self, request: Request, asked: _Target) -> Any:
-        stored = await self.translations.store(asked, asked.source_lang, asked.target_lang)
+        languages = asked.source_lang, asked.target_lang
+        client = request.client and request.client.host
+        stored = await self.translations.store(asked, *languages, client)
         self.characters += stored.characters
         return {"document_id": stored.key, "document_key": stored.key}
 
