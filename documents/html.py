@@ -61,7 +61,7 @@ _READ = {"alt", "title", "aria-label", "placeholder"}
 _SINGLE = {"title", "nav", "option"}  # where no source stands beside its translation
 _LANGUAGE = {False: "lang", True: "xml:lang"}  # the attribute of HTML and of XML
 _LABEL = re.compile(r"(?i)\s(?:(?:xml:)?lang|dir)\s*=")
-_DC_LANGUAGE = re.compile(r"(<dc:language\b[^>]*>\s*)([^<\s]+)")
+_DC_LANGUAGE = re.compile(r"(<dc:language\b[^<>]*>\s*)([^<\s]+)")
 _SPINE = re.compile(r"""(?s)<package\b[^>]*\sversion\s*=\s*["']3.*(<spine\b[^>]*>)""")  # of EPUB 3
 _ENCRYPTED = "META-INF/encryption.xml"
 _FONT = b"http://www.idpf.org/2008/embedding", b"http://ns.adobe.com/pdf/enc#RC"  # only fonts

@@ -41,7 +41,7 @@ _NARROWEST = 40  # columns; below that, lines are a list or verses
 
 ENDED = regex.compile(r"""[\p{STerm}…♪][\p{Pe}\p{Pf}"']*\s*$""")
 _LINE_ENDED = regex.compile(rf"{ENDED.pattern}|[:：]\s*$")  # noqa: RUF001
-_MARKED_ENDED = regex.compile(r"[\p{STerm}:]\W*$")  # whatever marks stand behind it
+_MARKED_ENDED = regex.compile(r"(?r)[\p{STerm}:]\W*$")  # whatever marks stand behind it
 BEGINS_LOWER = regex.compile(r"""[\p{Ps}\p{Pi}"'.…\s]*\p{Ll}""")
 _BEGINS_SENTENCE = regex.compile(r"""[\s\p{Ps}\p{Pi}"'*•\-–\d.)]*[\p{Lu}\p{Lt}\p{Lo}\p{N}]""")  # noqa: RUF001
 _GOES_ON = regex.compile(

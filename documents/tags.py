@@ -14,7 +14,7 @@ from documents.inline import Event
 
 # As HTML's standard reads them: quotes count behind an equals sign. Not by html.parser, which takes quadratic time.
 _TAG = re.compile(
-    r"<!--(?:.*?-->|(?P<open_comment>))|<!\[CDATA\[(?:(?P<cdata>.*?)\]\]>|(?P<open_cdata>))|<!(?i:DOCTYPE)[^\[>]*+(?:\[[^\]]*+\]\s*+)?+>|<[!?][^>]*+>"
+    r"<!--(?:.*?-->|(?P<open_comment>))|<!\[CDATA\[(?:(?P<cdata>.*?)\]\]>|(?P<open_cdata>))|<!(?i:DOCTYPE)[^\[>]*+(?:\[[^\]]*+\]\s*+)?+>|<[!?][^>]*+(?:>|\Z)"
     r"|<(?P<close>/?)(?P<name>[A-Za-z][^\s/>]*+)"
     r"""(?:[^>=]++|=\s*+(?:"[^"]*+"|'[^']*+')?+)*+(?:>|(?P<open_tag>\Z))""",
     re.DOTALL,

@@ -103,7 +103,7 @@ class Speech:
         transcriber = self.admit(request)
         wanted = await _request(request, self.limits)
         self.gate.check_model(wanted.model)
-        options = wanted.options(task, self.engine.options.num_draft)
+        options = await run_in_threadpool(wanted.options, task, self.engine.options.num_draft)
         task = transcriber.resolve(options).task
         kind = wanted.response_format
         async with while_there(request):

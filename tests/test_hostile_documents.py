@@ -1,6 +1,7 @@
 """Documents that nobody would write: each is read or is one line, in linear time."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,24 @@ def test_time_is_linear(kind, source):
     except InputError as error:
         assert "no cue" in str(error)
     assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize(
+    "kind, source, repeated",
+    [
+        (".po", 'msgid "{}"\nmsgstx ""\n', '"'),
+        (".po", 'msgid "a"\nmsgid_plural {}\nmsgstx ""\n', '"" '),
+        (".po", 'msgid "%{0}"\nmsgid_plural "%{0}"\nmsgstr[0] ""\n', "0"),
+        (".html", "<p>a{}", "<?"),
+        (".html", "<p>a{}b<br>king", ". "),
+        (".ass", "Dialogue: 0,0:00:01.00,0:00:02.00,Default,,0,0,0,,a <{}", "a"),
+    ],
+)
+def test_what_a_pattern_could_give_back_piece_by_piece_takes_linear_time(kind, source, repeated):
+    began = time.process_time()
+    with suppress(InputError):  # no message
+        read(Path(f"a{kind}"), source.format(repeated * 50_000).encode())
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize("kind", [".txt", ".html"])

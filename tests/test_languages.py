@@ -16,7 +16,7 @@ from decoder import SpeculativeDecoder, batch_generate
 from families.conversion import convert
 from families.loading import load
 from families.t5 import codes_in_words
-from text.languages import Languages, has_spaces, short
+from text.languages import INSTRUCT, Languages, has_spaces, is_chinese, short
 from text.text_side import TextSide
 
 pytestmark = pytest.mark.slow
@@ -134,6 +134,25 @@ def test_a_language_has_many_names(codes, wanted):
             found, line = "", str(error)
             assert f"no language {name!r}; there are" in line and "\n" not in line
         assert found == code, name
+
+
+@pytest.mark.parametrize(
+    "name", ["\0", "German\0", "Chinese (\0)", "\ud800", "a" * 18_000, "de" + "-1996" * 3600]
+)
+def test_what_cannot_be_a_name_is_no_language(demo_pair, name):
+    for text in (demo_pair[0].text, TextSide(demo_pair[1], translation=INSTRUCT)):
+        with pytest.raises(InputError, match=r"^target_lang: no language") as error:
+            text.resolve_languages(None, name)
+        assert len(str(error.value)) < 600
+    assert short(name) == name and not is_chinese(name)
+
+
+def test_a_language_is_looked_up_once(monkeypatch):
+    codes = dict.fromkeys(NLLB.split(), 5)
+    for asked in range(2):
+        if asked:
+            monkeypatch.delattr("text.languages.fuzz.ratio")
+        assert Languages(codes).find("target_lang", "Allemand") == "deu_Latn"
 
 
 def test_a_files_name_has_the_short_code():

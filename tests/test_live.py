@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 import wave
+from asyncio import Event, create_task, sleep
+from asyncio import run as run_to_end
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
@@ -20,7 +22,10 @@ from helpers import whisper_models as wm
 from helpers.programs import DEMO, ROOT, call
 from helpers.serving import Server, openai_client
 
+from decoder import Options
 from families.conversion import convert
+from serving import realtime
+from serving.gate import Gate
 from speech.audio import HOP, RATE, from_ulaw, listen, pcm
 from speech.live import Live
 from speech.options import TranscribeOptions
@@ -345,3 +350,35 @@ def test_what_is_wrong_is_told_and_too_much_ends_a_session(server):
         with pytest.raises(client_of.InvalidStatus) as refused:
             client_of.connect(f"ws://{host}/v1/realtime", sock=line, **about)
         assert refused.value.response.status_code == status
+
+
+def test_others_have_a_turn_after_each_event_and_few_events_wait():
+    """Of those that are there already, whose answers nobody waits for."""
+    settings = {"type": "session.update", "session": dict.fromkeys(map(str, range(2000)), 1)}
+    texts = [json.dumps(settings), *["{}"] * 3000]
+    turns, told = (
+        [],
+        [],
+    )  # others' turns; at each answer, how many there were, and how many events waited
+
+    async def receive():
+        return {"type": "websocket.receive", "text": texts.pop()} if texts else await Event().wait()
+
+    async def send_json(event):
+        told.append((len(turns), len(client._events)))
+
+    async def run():
+        tasks = [create_task(client.answer()), create_task(client.receive())]
+        while len(told) < 3002:
+            turns.append(await sleep(0))
+        for task in tasks:
+            task.cancel()
+
+    live = SimpleNamespace(advance=lambda is_end: iter(()), configure=lambda *_: None)
+    transcriber = SimpleNamespace(live=lambda *_: live, resolve=lambda options: options)
+    speech = SimpleNamespace(gate=Gate("m"), engine=SimpleNamespace(options=Options()))
+    socket = SimpleNamespace(receive=receive, send_json=send_json)
+    client = realtime._Client(speech, transcriber, socket)
+    run_to_end(run())
+    assert max(waiting for _, waiting in told) < 1100
+    assert told[3000][0] >= 2999 and told[3001][0] - told[3000][0] >= 2000

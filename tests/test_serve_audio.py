@@ -1,6 +1,8 @@
 """Sound over HTTP: OpenAI's client gets transcribe.py's transcripts, in every format and several at once."""
 
 import json
+import subprocess
+import sys
 import time
 from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +12,7 @@ from http.client import HTTPConnection
 import numpy as np
 import pytest
 from helpers import whisper_models as wm
-from helpers.programs import call, run
+from helpers.programs import ROOT, call, run
 from helpers.serving import WATCHED, Server, heavy
 from helpers.sounds import sound_file, write_wav
 
@@ -89,6 +91,17 @@ def test_answers_are_transcribe_pys(client, folder, kind):
             spans = [(s["start"], s["end"], s["tokens"]) for s in expected["segments"]]
             assert [(s.start, s.end, s.tokens) for s in found.segments] == spans
             assert all(0 < s.no_speech_prob < 1 for s in found.segments)
+
+
+def test_languages_have_openais_names_without_transformers():
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    program = f"""
+import sys; from serving.audio import _body; from speech.segments import Transcript
+for code, name in {LANGUAGES}.items():
+    assert _body(Transcript("", (), code, 1.0), None, True)["language"] == name, code
+assert "transformers" not in sys.modules"""
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
 
 
 def test_words_are_transcribe_pys(client, folder):
@@ -209,6 +222,12 @@ def seven_hours() -> bytes:
         (form({}, None), 400, "file: field required"),
         (form({"model": "other"}), 404, "this server has only the model target"),
         (form({"language": "xx"}), 400, "no language 'xx'"),
+        (form({"language": "German\0"}), 400, "no language 'german\\x00'"),
+        (
+            form({"reference": '{"segments": [{"start": 1e999, "end": 2, "text": "a"}]}'}),
+            400,
+            "finite",
+        ),
         (form({"temperature": "hot"}), 400, "temperature: input should be a valid number"),
         (form({"temperature": "nan"}), 400, "temperature is nan"),
         (form({"response_format": "diarized_json"}), 400, "input should be 'json', 'verbose"),

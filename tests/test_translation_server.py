@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from io import BytesIO
 from pathlib import Path
+from threading import Event
 from urllib.parse import urlencode
 
 import pytest
@@ -260,6 +261,35 @@ def test_no_translation_is_dropped_before_it_was_fetched_or_is_old(decoder, monk
     asyncio.run(run())
 
 
+def test_a_clients_slow_documents_hold_up_its_own_alone(decoder, monkeypatch):
+    translations = Translations(
+        Engine(decoder, Options(), 2, 1), Gate("m"), Limits(99, 99, 9, 99, 9)
+    )
+    begun, go_on = [], Event()
+
+    def read_slowly(path: Path, *_):
+        begun.append(path.name)
+        assert "slow" not in path.name or go_on.wait(30)
+        return read(path, b"a")
+
+    monkeypatch.setattr(translation, "read_apart", read_slowly)
+
+    async def store(name: str, client: str) -> None:
+        asked = Asked(file=UploadFile(BytesIO(b"a"), filename=name))
+        await (await translations.store(asked, "en", "EN", client)).task
+
+    async def run() -> None:
+        slow = [asyncio.create_task(store(f"slow{i}.txt", "a")) for i in range(3)]
+        while not begun:
+            await asyncio.sleep(0.01)
+        await store("quick.txt", "b")
+        assert begun == ["slow0.txt", "quick.txt"]
+        go_on.set()
+        await asyncio.gather(*slow)
+
+    asyncio.run(run())
+
+
 def test_each_text_is_from_its_own_language_or_where_that_is_not_sure_from_that_of_all(
     decoder, monkeypatch
 ):
@@ -296,6 +326,8 @@ def test_each_text_is_from_its_own_language_or_where_that_is_not_sure_from_that_
         ({"q": None}, "q: field required"),
         ({"q": [5]}, "q.0: input should be a valid string"),
         ({"target": "tlh"}, "no language 'tlh'"),
+        ({"target": "German\0"}, "no language 'German\\x00'"),
+        ({"source": "de" + "-1996" * 3600}, "no language 'de-1996"),
         ({"source": "fr"}, "no language 'fr'"),
         ({"format": "yaml"}, "format: input should be 'text' or 'html'"),
         ({"alternatives": "x"}, "alternatives: input should be a valid integer"),
@@ -310,7 +342,8 @@ def test_what_is_wrong_is_said_in_the_interfaces_forms(server, fields, message):
         status, answer = server.post(of_deepl, "/v2/translate")
         assert status == 400 and answer["message"]
     assert json.loads(request(server, "GET", "/translate")[1]).keys() == {"error"}
-    assert json.loads(request(server, "GET", "/v2/translate")[1]).keys() == {"message"}
+    for path in ("/v2/translate", "/v3/glossaries"):
+        assert json.loads(request(server, "GET", path)[1]).keys() == {"message"}
 
 
 @pytest.mark.slow
@@ -355,6 +388,9 @@ def test_who_goes_away_leaves_no_rows_and_who_is_too_many_may_come_again(guarded
     while running():
         pass
     assert guarded.post(short, "/translate")[1]["translatedText"] == GERMAN[HAUS]
+    # A request of more texts than the queue takes
+    status, answer = guarded.post({"prompt": [HAUS] * 3, "max_tokens": 2}, **key)
+    assert status == 200 and len(answer["choices"]) == 3
 
 
 @pytest.mark.slow
