@@ -369,12 +369,12 @@ def test_others_have_a_turn_after_each_event_and_few_events_wait():
 
     async def run():
         tasks = [create_task(client.answer()), create_task(client.receive())]
-        while len(told) < 3002:
+        while len(told) < 3002 and not tasks[0].done():
             turns.append(await sleep(0))
         for task in tasks:
             task.cancel()
 
-    live = SimpleNamespace(advance=lambda is_end: iter(()), configure=lambda *_: None)
+    live = SimpleNamespace(advance=lambda is_end: (each for each in ()), configure=lambda *_: None)
     transcriber = SimpleNamespace(live=lambda *_: live, resolve=lambda options: options)
     speech = SimpleNamespace(gate=Gate("m"), engine=SimpleNamespace(options=Options()))
     socket = SimpleNamespace(receive=receive, send_json=send_json)
