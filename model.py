@@ -38,6 +38,7 @@ class Config(BaseConfig):
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
     layer_norm_epsilon: float = 1e-6
+    shared_embedding: bool = True  # by encoder and decoder
 
     max_positions: ClassVar[int | None] = None  # positions are relative
 
@@ -112,14 +113,16 @@ class T5(EncoderDecoder):
         super().__init__()
         c = self.config = config
         self.embedding = nn.Embedding(c.vocab_size, c.d_model)
+        if not c.shared_embedding:
+            self.source_embedding = nn.Embedding(c.vocab_size, c.d_model)
         self.encoder = T5Stack(c, c.num_layers, "attention", "feed_forward")
         sublayers = "attention", "cross_attention", "feed_forward"
         self.decoder = T5Stack(c, c.num_decoder_layers, *sublayers)
         if not c.tied_head:
             self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
 
-    def _embed(self, tokens: mx.array) -> mx.array:
-        x = self.embedding(tokens)
+    def _embed(self, tokens: mx.array, name: str = "embedding") -> mx.array:
+        x = self[name](tokens)
         # A float16 model's residual stream overflows float16.
         return x.astype(mx.float32) if x.dtype == mx.float16 else x
 
@@ -132,7 +135,9 @@ class T5(EncoderDecoder):
         index, half = np.arange(tokens.shape[1]), self.config.relative_attention_num_buckets // 2
         distance = (index[None, :] - index[:, None])[None]  # [1, S, S], key - query
         bucket = self._bucket(np.abs(distance), half) + half * (distance > 0)
-        return self.encoder(self._embed(tokens), self.encoder.biases(bucket, padding_mask(mask)))
+        name = "source_embedding" if "source_embedding" in self else "embedding"
+        biases = self.encoder.biases(bucket, padding_mask(mask))
+        return self.encoder(self._embed(tokens, name), biases)
 
     def states(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
         cache.reserve(positions)

@@ -22,7 +22,10 @@ from checkpoints.names import equal
 from checkpoints.tensors import Tensor, to_mlx, to_numpy
 from common.errors import InputError
 
-_WRAPPER = re.compile(r"^base_model\.model\.|\.(?:base_layer|modules_to_save|token_adapter)(?=\.)")
+_FROZEN = re.compile(r"\.(?:base_layer|original_module)(?=\.)")  # what the adapter was trained on
+_WRAPPER = re.compile(
+    rf"^base_model\.model\.|\.(?:modules_to_save|token_adapter)(?=\.)|{_FROZEN.pattern}"
+)
 _TOKENS = "trainable_tokens_delta"  # whole rows, in spite of the name
 _PART = re.compile(
     rf"(.+?)\.(lora_[AB]\.weight|lora_B\.bias|lora_embedding_[AB]|{_TOKENS}|weight|bias)"
@@ -63,8 +66,12 @@ class _Changed(Tensor):
     def blocks(self) -> Iterator[np.ndarray]:
         start = 0
         for block in map(_as_float32, self.base.blocks()):
-            yield self.change(start, block)
+            yield self.change(start, block).reshape(-1, *self.shape[1:])
             start += len(block)
+
+    def permuted(self, *axes: int) -> Tensor:
+        shape = super().permuted(*axes).shape
+        return replace(self, shape=shape, change=lambda *at: self.change(*at).transpose(axes))
 
 
 def _changed(base: Tensor, change: Callable[[int, np.ndarray], np.ndarray]) -> Tensor:
@@ -73,14 +80,15 @@ def _changed(base: Tensor, change: Callable[[int, np.ndarray], np.ndarray]) -> T
 
 
 def _plus_product(up: Tensor, down: Tensor, scale: float, base: Tensor) -> Tensor:
-    """A base's tensor [O, I] + scale x up [O, R] x down [R, I]."""
+    """A base's tensor [O, I] + scale x up [O, R] x down [R, I], or a convolution's [O, I, width] with up [O, R, 1]."""
     shape = up.shape[0], *down.shape[1:]
     if shape != base.shape:
         raise InputError(f"it changes {shape}, but the base has {base.shape}")
 
     def change(start: int, block: np.ndarray) -> np.ndarray:
         rows = _float32(up)[start : start + len(block)] * np.float32(scale)
-        return block + rows @ _float32(down)
+        product = rows.reshape(len(rows), -1) @ _float32(down).reshape(down.shape[0], -1)
+        return block + product.reshape(block.shape)
 
     return _changed(base, change)
 
@@ -109,36 +117,106 @@ def _float32(tensor: Tensor) -> np.ndarray:
     return np.concatenate([_as_float32(block) for block in tensor.blocks()])
 
 
+def _with_size(bias: Tensor, size: int) -> Tensor:
+    """A base's bias [1, V] for another number of tokens; as in transformers it is 0 for new ones."""
+
+    def change(start: int, block: np.ndarray) -> np.ndarray:
+        kept = block[:, :size]
+        return np.pad(kept, [(0, 0), (0, size - kept.shape[1])])
+
+    return replace(_changed(bias, change), shape=(1, size))
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """A tensor that an adapter's file has whole, and the name of the base's that it replaces."""
+
+    name: str
+    tensor: Tensor
+    is_frozen: bool
+    is_own: bool  # a module's that was trained by itself, in spite of being tied to others
+
+
 def merge(
     adapter: Path, base: Mapping[str, Tensor], config: Mapping
 ) -> tuple[dict[str, Tensor], dict]:
     """The base's tensors, the changed ones in float32, and its config.json with the size of a vocabulary that has grown."""
     raw = read_json(adapter / ADAPTER)
-    modules: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    saved, modules = _read(adapter, raw)
+    changed = [*(each.name.rpartition(".")[0] for each in saved), *modules]
+    has_embeddings = any(map(_EMBEDDING.fullmatch, changed))
+    tensors = dict(base)
+    if has_embeddings:
+        tensors = _untied(base, _HEADS.get(str(config.get("model_type")), "lm_head"))
+    sizes = _sizes(tensors)
+    for each in saved:
+        name = _in_base(tensors, each.name)
+        names = [name] if each.is_own else _tied(tensors, name)
+        tensors |= dict.fromkeys(names, each.tensor)
+    merged = dict(tensors)
+    for module, parts in modules.items():
+        for kind, is_tied, change in _changes(module, parts, raw, config):
+            name = _in_base(tensors, f"{module}.{kind}")
+            names = _tied(tensors, name) if is_tied else [name]
+            merged |= {name: change(merged[name]) for name in names}
+    if has_embeddings:  # neither stack reads the shared one
+        merged = {name: x for name, x in merged.items() if not _is(name, "shared.weight")}
+    if _sizes(merged) == sizes:
+        return merged, dict(config)
+    return _with_sizes(merged, config)
+
+
+def _read(adapter: Path, raw: Mapping) -> tuple[list[_Saved], defaultdict[str, dict[str, Tensor]]]:
+    """The tensors that replace the base's, in the order in which they do, and the others of each module by their kind."""
+    own = [f"{ending}." for ending in raw.get("modules_to_save") or []]
+    saved = []
+    modules: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in open_checkpoint(adapter).items():
         match = _PART.fullmatch(_WRAPPER.sub("", name))
         if not match:
             raise InputError(f"{adapter}: {name} cannot be merged")
-        modules[match[1]][match[2]] = tensor
-    has_embeddings = any(map(_EMBEDDING.fullmatch, modules))
-    if has_embeddings:
-        base = _untied(base, _HEADS.get(str(config.get("model_type")), "lm_head"))
-    merged = dict(base)
-    for module, parts in sorted(modules.items(), key=lambda item: "weight" not in item[1]):
-        for kind, is_tied, change in _changes(module, parts, raw, config):
-            name = _in_base(base, f"{module}.{kind}")
-            embeddings = _embeddings(base) if is_tied else []
-            names = [n for n in embeddings if equal(base[n], base[name])] or [name]
-            merged |= {name: change(merged[name]) for name in names}
-    if has_embeddings:  # neither stack reads the shared one
-        merged = {name: x for name, x in merged.items() if not _is(name, "shared.weight")}
-    rows = {merged[name].shape[0] for name in _embeddings(merged)}
-    if len(rows) > 1 or config.get("vocab_size") in (*rows, None):
-        return merged, dict(config)
-    bias = merged.get("final_logits_bias")
-    if bias and not _float32(bias).any():  # nor is it any longer for new tokens
-        del merged["final_logits_bias"]
-    return merged, {**config, "vocab_size": rows.pop()}
+        module, kind = match.groups()
+        if kind in ("weight", "bias"):
+            is_frozen = _FROZEN.search(name) is not None
+            is_own = not is_frozen and any(ending in f"{module}." for ending in own)
+            saved.append(_Saved(f"{module}.{kind}", tensor, is_frozen, is_own))
+        else:
+            modules[module][kind] = tensor
+    return sorted(saved, key=lambda each: (each.is_own, not each.is_frozen)), modules
+
+
+def _sizes(tensors: Mapping[str, Tensor]) -> tuple[set[int], set[int]]:
+    """The numbers of tokens of the encoder's embedding, if it has one, and of the others."""
+    rows = {name: tensors[name].shape[0] for name in _embeddings(tensors)}
+    encoder = {size for name, size in rows.items() if "encoder." in name}
+    return encoder, {size for name, size in rows.items() if "encoder." not in name}
+
+
+def _with_sizes(tensors: dict[str, Tensor], config: Mapping) -> tuple[dict[str, Tensor], dict]:
+    """A merged model's tensors and config.json, all with its numbers of tokens. InputError if a module has others."""
+    encoder, decoder = map(sorted, _sizes(tensors))
+    is_shared = config.get("share_encoder_decoder_embeddings") is not False
+    found = {*encoder, *decoder} if is_shared else decoder
+    if len(found) != 1:
+        listed = " and ".join(map(str, sorted(found)))
+        raise InputError(
+            f"embeddings of {listed} tokens: save the adapter with save_embedding_layers=True"
+        )
+    for name in tensors:
+        if _is(name, "final_logits_bias"):
+            tensors[name] = _with_size(tensors[name], decoder[0])
+    sizes = {"vocab_size": (encoder or decoder)[0], "decoder_vocab_size": decoder[0]}
+    nested = {
+        stack: {**config[stack], "vocab_size": decoder[0]}
+        for stack in ("encoder", "decoder")
+        if isinstance(config.get(stack), dict)
+    }
+    return tensors, {**config, **{k: v for k, v in sizes.items() if k in config}, **nested}
+
+
+def _tied(tensors: Mapping[str, Tensor], name: str) -> list[str]:
+    """The names of the embeddings that are equal to one of them, or `name` alone."""
+    return [n for n in _embeddings(tensors) if equal(tensors[n], tensors[name])] or [name]
 
 
 def _is(name: str, end: str) -> bool:
@@ -176,9 +254,6 @@ def _changes(
     module: str, parts: Mapping[str, Tensor], raw: Mapping, config: Mapping
 ) -> Iterator[tuple[str, bool, Callable[[Tensor], Tensor]]]:
     """The tensors of a module that change, whether embeddings tied to it do as well, and the change."""
-    is_copy = any(f".{saved}." in f".{module}." for saved in raw.get("modules_to_save") or [])
-    for kind in parts.keys() & {"weight", "bias"}:
-        yield kind, not is_copy, partial(lambda new, base: new, parts[kind])
     if _TOKENS in parts:
         tokens = raw["trainable_token_indices"]
         is_tied = config.get("tie_word_embeddings") is not False
@@ -187,7 +262,7 @@ def _changes(
             raise InputError(f"trainable_token_indices of {module}: not of a tied embedding")
         yield "weight", is_tied, partial(_with_rows, tokens, parts[_TOKENS])
     if "lora_embedding_A" in parts:
-        down, up = (_transposed(parts[f"lora_embedding_{part}"]) for part in "BA")
+        down, up = (parts[f"lora_embedding_{part}"].permuted(1, 0) for part in "BA")
         yield "weight", False, partial(_plus_product, up, down, _scale(module, up.shape[1], raw))
     if "lora_A.weight" in parts:
         down, up = parts["lora_A.weight"], parts["lora_B.weight"]
@@ -195,11 +270,6 @@ def _changes(
         yield "weight", False, partial(_plus_product, up, down, scale)
         if "lora_B.bias" in parts:
             yield "bias", False, partial(_plus_bias, parts["lora_B.bias"], scale)
-
-
-def _transposed(matrix: Tensor) -> Tensor:
-    strides = matrix.strides or (matrix.shape[1], 1)
-    return replace(matrix, shape=matrix.shape[::-1], strides=strides[::-1])
 
 
 def _scale(module: str, rank: int, raw: Mapping) -> float:

@@ -9,6 +9,8 @@ from textwrap import shorten
 from checkpoints.tensors import Tensor
 from common.errors import InputError
 
+_SHARED = "shared.weight"
+_ENCODER, _DECODER = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
 _COMPILED = "_orig_mod."  # what torch.compile puts into names
 _ADAPTER = re.compile(r"base_model\.|.*\.(base_layer|lora_\w+)\.")  # in PEFT's names
 
@@ -61,8 +63,14 @@ class Names:
         return {n.removeprefix(wrapper).removeprefix(self.prefix): x for n, x in bare.items()}
 
     def one_embedding(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors with a single embedding, under its first name; the head is kept only if it differs."""
+        """The tensors with a single embedding, under its first name; the head is kept only if it differs, and so is the
+        encoder's where both stacks may have one of their own."""
         first, head = self.embedding[0], self.embedding[-1]
+        is_shared = first == _SHARED and {_ENCODER, _DECODER} <= tensors.keys()
+        if is_shared and not equal(tensors[_ENCODER], tensors[_DECODER]):
+            unread = (_SHARED, _ENCODER)
+            others = {name: x for name, x in tensors.items() if name not in unread}
+            return {_ENCODER: tensors[_ENCODER]} | self.one_embedding(others)
         copies = [name for name in self.embedding if name in tensors]
         if not copies:
             raise InputError(f"the checkpoint has no {first}: not a {self.family}-type model")

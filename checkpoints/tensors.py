@@ -10,7 +10,7 @@ import pickle
 import zipfile
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -51,7 +51,7 @@ class Tensor:
         if 0 in self.shape:
             return
         rows, *rest = self.shape or (1,)
-        strides = self.strides or tuple(prod(rest[i:]) for i in range(len(rest) + 1))
+        strides = self._strides()
         in_bytes = [stride * self.dtype.itemsize for stride in strides]
         step = max(1, BLOCK_BYTES // (prod(rest) * self.dtype.itemsize))
         for start in range(0, rows, step):
@@ -60,6 +60,16 @@ class Tensor:
             mapped = np.memmap(self.path, self.dtype, "r", where, span(shape, strides))
             block = np.array(as_strided(mapped, shape, in_bytes), order="C")
             yield block if self.shape else block.reshape(())
+
+    def permuted(self, *axes: int) -> "Tensor":
+        """The tensor with its axes in another order."""
+        strides = self._strides()
+        shape = tuple(self.shape[axis] for axis in axes)
+        return replace(self, shape=shape, strides=tuple(strides[axis] for axis in axes))
+
+    def _strides(self) -> tuple[int, ...]:
+        rest = self.shape[1:]
+        return self.strides or tuple(prod(rest[i:]) for i in range(len(rest) + 1))
 
 
 def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 
 import transformer
 from checkpoints.config import BaseConfig, is_tied, token_id, token_ids
-from checkpoints.names import Names, equal
+from checkpoints.names import Names
 from checkpoints.tensors import Tensor
 from families import Family
 from families.bart_tokenizer import write_tokenizer
@@ -110,8 +110,6 @@ class Config(BaseConfig):
         )
 
 
-_SHARED, _HEAD = "shared.weight", "lm_head.weight"
-_ENCODER, _DECODER = "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"
 _LAYER = r"(encoder|decoder)\.layers\.(\d+)\."
 NAMES = Names(
     family="BART",
@@ -132,19 +130,14 @@ NAMES = Names(
     ],
     words={"self_attn": "attention", "encoder_attn": "cross_attention", "final": "feed_forward"}
     | {"q": "query", "k": "key", "v": "value", "fc1": "up", "fc2": "down"},
-    embedding=(_SHARED, _DECODER, _ENCODER, _HEAD),
+    embedding="shared.weight decoder.embed_tokens.weight encoder.embed_tokens.weight lm_head.weight".split(),
     prefix="model.",
 )
 
 
 def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The checkpoint's tensors under our names. Some Marian models have another embedding for the encoder."""
-    bare = NAMES.bare(tensors)
-    encoders = {}
-    if {_ENCODER, _DECODER} <= bare.keys() and not equal(bare[_ENCODER], bare[_DECODER]):
-        encoders = {_ENCODER: bare.pop(_ENCODER)}
-        bare.pop(_SHARED, None)  # neither stack reads it
-    single = NAMES.one_embedding(bare) | encoders
+    """The checkpoint's tensors under our names."""
+    single = NAMES.one_embedding(NAMES.bare(tensors))
     if not any(".layernorm_embedding." in name for name in single):  # its positions are sinusoids
         single = {n: t for n, t in single.items() if not n.endswith("embed_positions.weight")}
     ours = NAMES.renamed(single)

@@ -39,6 +39,7 @@ class Config(model.Config):
             activation=activation,
             gated=gated,
             tied_head=is_tied(raw, weights),
+            shared_embedding="source_embedding.weight" not in (weights or ()),
             bias_per_layer=bias_per_layer,
             scale_decoder_outputs=raw.get("model_type") != "mt5" and scales,
             pad_token_id=pad,
@@ -54,6 +55,7 @@ NAMES = Names(
     family="T5",
     rules=[
         (r"shared\.weight", "embedding.weight"),
+        (r"encoder\.embed_tokens\.weight", "source_embedding.weight"),
         (r"lm_head\.weight", "head.weight"),
         (r"(encoder|decoder)\.final_layer_norm\.weight", "{}.norm.weight"),
         (_LAYER + r"SelfAttention\." + _BIAS, "{}.relative_bias.{}.weight"),

@@ -15,7 +15,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 import transformer
-from checkpoints.config import BaseConfig, token_id, token_ids
+from checkpoints.config import BaseConfig, is_tied, token_id, token_ids
 from checkpoints.tensors import Tensor
 from common.errors import InputError
 from families import Family, bart
@@ -43,6 +43,7 @@ class Config(BaseConfig):
     max_positions: int
     decoder_start_token_id: int
     activation: str = "gelu"
+    tied_head: bool = True
 
     norm_first: ClassVar = True
 
@@ -62,6 +63,7 @@ class Config(BaseConfig):
             max_positions=raw.get("max_target_positions", 448),
             max_source_positions=raw.get("max_source_positions", 1500),
             activation=raw.get("activation_function", "gelu"),
+            tied_head=is_tied(raw, weights),
         )
 
 
@@ -122,6 +124,8 @@ class Whisper(EncoderDecoder):
         self.decoder.positions = nn.Embedding(c.max_positions, c.d_model)
         self.decoder.layers = [Layer(c, *parts) for _ in range(c.decoder_layers)]
         self.decoder.norm = nn.LayerNorm(c.d_model)
+        if not c.tied_head:
+            self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
 
     def for_target(self, target: Model) -> Model:
         """As the contract says; with the target's encoder if it is the same, which then runs once for both."""
@@ -176,7 +180,7 @@ NAMES = replace(
     family="Whisper",
     rules=[
         (r"decoder\.embed_tokens\.weight", "embedding.weight"),
-        (r"proj_out\.weight", "head.weight"),  # always tied to the embedding
+        (r"proj_out\.weight", "head.weight"),  # of adapters that train it by itself
         (r"encoder\.(conv[12])\.(weight|bias)", "encoder.{}.{}"),
         *BART.rules,
     ],
@@ -189,10 +193,7 @@ def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     renamed = NAMES.rename(tensors)
     for name, tensor in renamed.items():
         if len(tensor.shape) == 3:
-            o, i, width = tensor.shape
-            by_out, by_in, by_place = tensor.strides or (i * width, width, 1)
-            strides = by_out, by_place, by_in
-            renamed[name] = replace(tensor, shape=(o, width, i), strides=strides)
+            renamed[name] = tensor.permuted(0, 2, 1)
     return renamed
 
 
