@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import mlx.core as mx
 import numpy as np
 
-from checkpoints.folder import ADAPTER, TOKENIZER_FILES, open_checkpoint, read_json
+from checkpoints.folder import ADAPTER, MLX_LMS_ADAPTER, TOKENIZER_FILES, open_checkpoint, read_json
 from checkpoints.names import equal
 from checkpoints.tensors import Tensor, to_mlx, to_numpy
 from common.errors import InputError
@@ -43,7 +43,7 @@ _STARTS = (None, True, False, "gaussian", "orthogonal", "eva")  # others change 
 def base_of(adapter: Path) -> tuple[str, str | None]:
     """The name and the revision of the model that an adapter's folder is for. InputError for one that cannot be merged."""
     raw = read_json(adapter / ADAPTER)
-    if "fine_tune_type" in raw:  # mlx-lm's, which merges it
+    if (adapter / MLX_LMS_ADAPTER).exists():  # mlx-lm merges it
         return str(raw.get("model", "")), None
     kind = raw.get("peft_type")
     if kind != "LORA":
@@ -171,7 +171,7 @@ def _read(adapter: Path, raw: Mapping) -> tuple[list[_Saved], defaultdict[str, d
     own = [f"{ending}." for ending in raw.get("modules_to_save") or []]
     saved = []
     modules: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
-    for name, tensor in open_checkpoint(adapter).items():
+    for name, tensor in open_checkpoint(adapter, adapter=True).items():
         match = _PART.fullmatch(_WRAPPER.sub("", name))
         if not match:
             raise InputError(f"{adapter}: {name} cannot be merged")

@@ -10,6 +10,13 @@ from common.errors import InputError
 
 MODELS = Path("mlx_models")
 WEIGHTS = "weights.npz"
+# In the config.json of a converted folder: the checkpoint or adapter, the adapter's base, and the states of their files
+MARKS = ORIGIN, STATE, BASE, BASE_STATE = (
+    "converted_from",
+    "converted_state",
+    "adapter_base",
+    "base_state",
+)
 TOKENIZER_FILES = (  # those files of a checkpoint that describe its tokenizer
     "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json spiece.model "
     "sentencepiece.bpe.model source.spm target.spm vocab.json target_vocab.json merges.txt"
@@ -31,9 +38,12 @@ def read_json(path: Path) -> dict:
 
 ADAPTER = "adapter_config.json"
 _SETTINGS = {"config.json", ADAPTER, "generation_config.json", *TOKENIZER_FILES}
-_WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model).*\.(safetensors|bin)")
+MLX_LMS_ADAPTER = "adapters.safetensors"
+_WEIGHTS = re.compile(
+    rf"(model|pytorch_model|adapter_model).*\.(safetensors|bin)|{MLX_LMS_ADAPTER}"
+)
 _MODEL_FILES = ("model.safetensors", "pytorch_model.bin")  # best first
-_ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin", "adapters.safetensors")
+_ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin", MLX_LMS_ADAPTER)
 _OTHERS = {  # files of folders that are not Hugging Face checkpoints
     "model.bin": "CTranslate2's, as for faster-whisper: convert the original model",
     ".gguf": "GGUF, llama.cpp's: convert the original model",
@@ -58,9 +68,12 @@ def check_kind(model: object, names: Collection[str]) -> None:
         raise InputError(f"{model} has no weights but a Trainer's folders: use {model}/{newest}")
 
 
-def weight_files(names: Collection[str], get: Callable[[str], Path]) -> list[str]:
-    """The files of one complete copy of the weights: one, or an index and its shards. get: returns an index's path"""
-    for single in (*_MODEL_FILES, *_ADAPTER_FILES):
+def weight_files(
+    names: Collection[str], get: Callable[[str], Path], adapter: bool = False
+) -> list[str]:
+    """The files of one complete copy of the weights: one, or an index and its shards. get: returns an index's path;
+    adapter: an adapter's, whatever is beside them"""
+    for single in _ADAPTER_FILES if adapter else (*_MODEL_FILES, *_ADAPTER_FILES):
         index = f"{single}.index.json"
         if single in names:
             return [single]
@@ -75,10 +88,10 @@ def weight_files(names: Collection[str], get: Callable[[str], Path]) -> list[str
     return []
 
 
-def open_checkpoint(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a Hugging Face folder, or of an adapter's."""
+def open_checkpoint(folder: Path, adapter: bool = False) -> dict[str, Tensor]:
+    """The tensors of a Hugging Face folder, or of the adapter in it."""
     names = {path.name for path in folder.iterdir() if path.is_file()}
-    files = weight_files(names, folder.joinpath)
+    files = weight_files(names, folder.joinpath, adapter)
     if not files:
         wanted = " or ".join(_MODEL_FILES)
         raise InputError(f"{folder}: no weights: no {wanted} or index with all of its files")
@@ -112,7 +125,7 @@ def stamp(folder: Path) -> str:
 def is_outdated(converted: Path) -> bool:
     """Whether the checkpoint that this folder was converted from, or an adapter's base, has changed, if it has weights."""
     raw = read_json(converted / "config.json")
-    for origin, known in (("converted_from", "converted_state"), ("adapter_base", "base_state")):
+    for origin, known in ((ORIGIN, STATE), (BASE, BASE_STATE)):
         state = state_of(Path(str(raw.get(origin)))) if known in raw else {}
         if any(map(_WEIGHTS.fullmatch, state)) and state != raw[known]:
             return True
@@ -127,8 +140,14 @@ def converted_path(name: str, base: str | None = None) -> Path:
 
 
 def is_on_hub(name: str) -> bool:
-    """Whether this can only be owner/name on the hub."""
-    return bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not Path(name).parent.exists()
+    """Whether this is owner/name on the hub, if it is no folder here."""
+    return bool(re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name)) and Path(name).parent != MODELS
+
+
+def is_converted(path: Path) -> bool:
+    """Whether conversion has made this folder, in whichever format."""
+    file = path / "config.json"
+    return file.exists() and ORIGIN in read_json(file)
 
 
 def converted(name: str, base: str | None = None) -> Path | None:
@@ -136,9 +155,12 @@ def converted(name: str, base: str | None = None) -> Path | None:
     if base is None and (Path(name) / WEIGHTS).exists():
         return Path(name)
     path = converted_path(name, base)
-    if not (path / WEIGHTS).exists():
+    if not (path / WEIGHTS).exists() and not is_converted(path):
         return None
-    origin = read_json(path / "config.json").get("converted_from", name)
+    raw = read_json(path / "config.json")
+    origin = raw.get(ORIGIN, name)
+    if base and Path(raw.get(BASE, "")).resolve() != Path(base).resolve():
+        return None
     if any((Path(name) / file).exists() for file in ("config.json", ADAPTER)):
         return path if Path(origin).resolve() == Path(name).resolve() else None
     return path if "/" not in name or origin == name else None

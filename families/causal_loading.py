@@ -13,7 +13,15 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 from tokenizers import Tokenizer
 
-from checkpoints.folder import WEIGHTS, converted_path, is_on_hub, read_json, weight_files
+from checkpoints.folder import (
+    MLX_LMS_ADAPTER,
+    WEIGHTS,
+    converted_path,
+    is_converted,
+    is_on_hub,
+    read_json,
+    weight_files,
+)
 from checkpoints.hub import cached
 from checkpoints.weights import Quantization
 from common.errors import InputError, first_line
@@ -41,11 +49,13 @@ def runs_in_mlx_lm(config: Mapping) -> bool:
     return (Path(utils.__file__).parent / "models" / f"{file}.py").exists()
 
 
-def find_mlx_lm_folder(name: str, base: str | None = None) -> Path | None:
-    """The folder of a decoder-only model: a path, a name under mlx_models/, or one in the hub's cache."""
+def find_mlx_lm_folder(name: str) -> Path | None:
+    """The folder of a decoder-only model: a path, a name under mlx_models/ that conversion has not made, or one in the hub's
+    cache."""
     snapshot = cached(name) if is_on_hub(name) else None
-    folders = filter(None, [Path(name), converted_path(name, base), snapshot])
-    return next(filter(is_mlx_lm_folder, folders), None)
+    path = converted_path(name)
+    folders = [Path(name), None if is_converted(path) else path, snapshot]
+    return next(filter(is_mlx_lm_folder, filter(None, folders)), None)
 
 
 def is_mlx_lm_folder(path: Path) -> bool:
@@ -193,7 +203,7 @@ def convert(
     quantization: Quantization | None = None,
 ) -> None:
     """Convert a decoder-only model's folder by mlx-lm to a new one, or merge an adapter that mlx-lm trained into it."""
-    if adapter and not (adapter / "adapters.safetensors").exists():
+    if adapter and not (adapter / MLX_LMS_ADAPTER).exists():
         raise InputError(f"{adapter}: PEFT's, for a decoder-only model: merge it with PEFT first")
     if adapter and (dtype or quantization):
         raise InputError(f"{adapter}: mlx-lm fuses an adapter in its base's type and bits")

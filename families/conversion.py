@@ -3,6 +3,7 @@
 import json
 import shutil
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -48,12 +49,18 @@ def _fetch(
     start: Start = lambda folder, size: 0,
 ) -> _Source:
     """A checkpoint, or an adapter and its base, downloaded where needed. output, start: as for `fetch`."""
-    folder = fetch(model, revision, output, start)
-    if not folders.is_adapter([path.name for path in folder.iterdir()]):
-        if base:
-            raise InputError(f"{model} is no adapter: it has no {folders.ADAPTER}")
+    folder = fetch(model, revision, output, start, adapter=bool(base))
+    names = [path.name for path in folder.iterdir()]
+    if not base and not folders.is_adapter(names):
+        if folders.ADAPTER in names:
+            other = f"--model BASE --adapter-path {model} merges it"
+            reporter.note(f"{model}: the whole model is used, not the adapter beside it; {other}")
         return _Source(model, folder)
+    if folders.ADAPTER not in names:
+        raise InputError(f"{model} is no adapter: it has no {folders.ADAPTER}")
     named, revision = base_of(folder)
+    if not (base or named):
+        raise InputError(f"{model} names no base: --model BASE --adapter-path {model}")
     try:
         found = fetch(base or named, None if base else revision, output, start)
     except InputError as error:
@@ -69,7 +76,7 @@ def _is_mlx_lms(folder: Path) -> bool:
 def read_config(folder: Path) -> dict:
     """The raw config.json, with the token ids that transformers' `generate` would use."""
     raw = read_json(folder / "config.json")
-    if "converted_from" in raw:
+    if folders.ORIGIN in raw:
         raise InputError(f"{folder} is already converted; convert the checkpoint it was made from")
     if raw.get("model_type") == distilled.KIND:
         raise InputError(f"{folder} is a draft model, made by distill.py: use it as it is")
@@ -117,25 +124,60 @@ def convert(
     The output appears complete or not at all. InputError if it exists, unless `force` (replace it) or `exist_ok` (keep it,
     unless the checkpoint has changed).
     """
-    output = output or converted_path(model)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(output.parent / f".{output.name}.lock"):  # waits for another conversion
+    output = output or converted_path(model, base)
+    place = output.resolve()  # it may be a link, or "."
+    _check_apart(place, model, base)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(place.parent / f".{place.name}.lock"):  # waits for another conversion
         if output.exists():
+            if not folders.is_converted(output):
+                raise InputError(f"{output} is not a converted model: choose another --mlx-path")
             if exist_ok and not is_outdated(output):
                 return output
             if not (force or exist_ok):
                 raise InputError(f"{output} already exists; --force replaces it")
-            if not (output / WEIGHTS).exists() and not causal_loading.is_mlx_lm_folder(output):
-                raise InputError(f"{output} is not a converted model; --force does not replace it")
-        with replacing(output) as new:
+        with replacing(place) as new:
             size = partial(converted_size, dtype=dtype, quantization=quantization)
             source = _fetch(model, revision, base, output, lambda folder, download: size(folder))
+            _check_apart(place, source.folder, source.adapter)
+            marks = _marks(source)
             if _is_mlx_lms(source.folder):
                 causal_loading.convert(source.folder, source.adapter, new, dtype, quantization)
             else:
                 new.mkdir()
                 _write(source, new, dtype, quantization)
+            _mark(new / "config.json", marks)
     return output
+
+
+def _check_apart(output: Path, *sources: str | Path | None) -> None:
+    """InputError if `output`, which is resolved, is or holds one of the folders that it is made from."""
+    for source in map(str, filter(None, sources)):
+        folder = Path(source).resolve()
+        if folder.exists() and output in (folder, *folder.parents):
+            made = f"{output} would replace {source}, from which it is made"
+            raise InputError(f"{made}: choose another --mlx-path")
+
+
+def _marks(source: _Source) -> dict[str, Any]:
+    """The marks of a folder that is made from a source as it is now."""
+    files = folders.state_of(source.adapter or source.folder)
+    marks = {folders.ORIGIN: source.name, folders.STATE: files}
+    if source.adapter:
+        marks |= {folders.BASE: source.base, folders.BASE_STATE: folders.state_of(source.folder)}
+    return marks
+
+
+def _mark(file: Path, marks: Mapping[str, Any]) -> None:
+    """Put the marks into a config.json, instead of those that it has from its source."""
+    values = {key: x for key, x in read_json(file).items() if key not in folders.MARKS}
+    file.write_text(json.dumps({**values, **marks}, indent=2) + "\n", encoding="utf-8")
+
+
+def _command(name: str, base: str | None) -> str:
+    """The command that converts a checkpoint, or an adapter of `base`."""
+    model = f"{base} --adapter-path {name}" if base else name
+    return f"python convert.py --model {model}"
 
 
 def describe(model: str, revision: str | None = None) -> list[str]:
@@ -164,16 +206,21 @@ def convert_first(name: str, base: str | None = None) -> Path:
         hint = "" if "/" in name else " (a name on the hub has an owner: google/flan-t5-base)"
         raise InputError(f"no model {name!r} here{hint}")
     if output.exists():
-        origin = read_json(output / "config.json").get("converted_from", "another model")
+        raw = read_json(output / "config.json")
+        origin = raw.get(folders.ORIGIN, "another model")
+        of_base = ""
+        if base:
+            origin += f" of {raw.get(folders.BASE)}"
+            of_base = f" of {base}"
         new = output.parent / "-".join(Path(name).resolve().parts[-2:])
         raise InputError(
-            f"{output} is converted from {origin}, not from {name}; to convert that: "
-            f"python convert.py --model {name} --mlx-path {new}"
+            f"{output} is converted from {origin}, not from {name}{of_base}; to convert that: "
+            f"{_command(name, base)} --mlx-path {new}"
         )
 
     def start(folder: Path, size: int) -> int:
         converted = converted_size(folder)
-        _ask(name, "download", size)
+        _ask(name, base, "download", size)
         return converted
 
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -181,38 +228,42 @@ def convert_first(name: str, base: str | None = None) -> Path:
     if _is_mlx_lms(source.folder) and not source.adapter:
         return source.folder
     if Path(name).is_dir():
-        _ask(name, "conversion", converted_size(source.folder))
+        _ask(name, base, "conversion", converted_size(source.folder))
         reporter.note(f"{name}: converting it to {output}")
     return convert(name, output, exist_ok=True, base=base)
 
 
-def convert_again(name: str, output: Path) -> Path:
-    """Convert a checkpoint that has changed again, as before; if `name` is not it but `output`, only warn."""
+def convert_again(name: str, output: Path, base: str | None = None) -> Path:
+    """Convert a checkpoint that has changed again, as before; if `name` is not it but `output`, only warn. base: as for `convert`"""
     raw = read_json(output / "config.json")
-    origin, dtype = raw["converted_from"], raw["dtype"]
-    stored = raw.get("quantization")
-    quantization = stored and Quantization.from_config(stored)
+    origin = raw[folders.ORIGIN]
+    dtype = quantization = None
+    if (output / WEIGHTS).exists():  # else mlx-lm keeps those of an adapter's base
+        dtype, stored = raw["dtype"], raw.get("quantization")
+        quantization = stored and Quantization.from_config(stored)
     if Path(name).resolve() == Path(origin).resolve():
-        base = raw.get("adapter_base")
         folder = _fetch(name, None, base).folder
-        _ask(name, "conversion", converted_size(folder, dtype, quantization))
+        _ask(name, base, "conversion", converted_size(folder, dtype, quantization))
         reporter.note(f"{name}: it has changed: converting it again to {output}")
         return convert(name, output, dtype, exist_ok=True, quantization=quantization, base=base)
-    command = f"python convert.py --model {origin} --mlx-path {output} --dtype {dtype} --force"
-    if quantization:
+    command = f"{_command(origin, raw.get(folders.BASE))} --mlx-path {output}"
+    if dtype:
+        command += f" --dtype {dtype}"
+    command += " --force"
+    if raw.get("quantization"):
         command += ", and its flags of quantization"
     message = f"{output}: {origin} has changed since its conversion; to repeat it: {command}"
     warnings.warn(message, stacklevel=2)
     return output
 
 
-def _ask(name: str, task: str, size: int) -> None:
+def _ask(name: str, base: str | None, task: str, size: int) -> None:
     """Ask whether to start with `size` bytes, if they are many. InputError if not, or if there is nobody to ask."""
     if size <= MAX_UNASKED:
         return
     message = f"{name} is a {task} of {gb(size)}"
     if reporter.confirm is None:
-        raise InputError(f"{message}; to start it: python convert.py --model {name}")
+        raise InputError(f"{message}; to start it: {_command(name, base)}")
     if not reporter.confirm(f"{message}. Start it?"):
         raise InputError(f"the {task} of {name} is not started; smaller models: docs/models.md")
 
@@ -222,10 +273,6 @@ def _write(
 ) -> None:
     named = source.adapter or source.folder
     folder = source.folder
-    state: dict[str, Any] = {"converted_from": source.name}
-    state["converted_state"] = folders.state_of(named)
-    if source.adapter:
-        state |= {"adapter_base": source.base, "base_state": folders.state_of(folder)}
     with errors_name(named):
         raw = read_config(folder)
         family = family_of(raw)
@@ -248,7 +295,7 @@ def _write(
             fit_tokenizer(output, model.source_vocab_size, SOURCE_FILE)
         GenerationDefaults.load(folder)
     write_weights(output / WEIGHTS, tensors, dtype, model, quantization)
-    values = raw | asdict(config) | {"dtype": dtype} | state
+    values = raw | asdict(config) | {"dtype": dtype}
     if quantization:
         values["quantization"] = vars(quantization)
     (output / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
