@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from common.errors import InputError
 from common.reporting import Advance, reporter
@@ -55,6 +55,15 @@ class Parser(argparse.ArgumentParser):
             elif word == "False":
                 plain[-1] = no[plain[-1]]
         return self.parse_intermixed_args([*plain, *files])
+
+
+class Once(argparse.Action):
+    """The action of a flag whose first value would otherwise be forgotten for a second."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        if getattr(namespace, self.dest) is not None:
+            raise argparse.ArgumentError(self, "given twice; there can be one")
+        setattr(namespace, self.dest, values)
 
 
 def one_line(text: str) -> str:

@@ -31,7 +31,9 @@ MODELS = ("--model", "--adapter-path", "--draft-model", "--draft-vocabulary")
 SHARED: dict[str, dict[str, Any]] = {  # flags of several commands
     "--model": dict(type=cli.name, help=f"{cli.MODEL} (default: the demo models)"),
     "--adapter-path": dict(
-        type=cli.name, help="an adapter of --model, a folder or a name on the hub (default: none)"
+        type=cli.name,
+        action=cli.Once,
+        help="an adapter of --model, a folder or a name on the hub (default: none)",
     ),
     "--draft-model": dict(
         type=cli.name,
@@ -205,7 +207,10 @@ def _text_in_utf8(text: str) -> str:
     """The type of a flag that takes a text, or @ and the name of a file that holds it. OSError if it cannot be read."""
     if not text.startswith("@"):
         return text
-    return Path(text[1:]).read_text(encoding="utf-8-sig").removesuffix("\n")
+    try:
+        return Path(text[1:]).read_text(encoding="utf-8-sig").removesuffix("\n")
+    except UnicodeDecodeError:
+        raise argparse.ArgumentTypeError(f"{text[1:]} is not text in UTF-8") from None
 
 
 def json_value(kind: Any, text: str, key: Callable = int) -> Any:

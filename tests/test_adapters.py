@@ -11,7 +11,8 @@ import pytest
 import torch
 import transformers
 from helpers import checkpoints, whisper_models
-from helpers.models import assert_close, cached_logits, reference_logits
+from helpers.decoding import decode_with
+from helpers.models import assert_close, cached_logits, reference_logits, reference_texts
 from helpers.pairs import RAW, both, inputs, known
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
@@ -20,6 +21,7 @@ from checkpoints.adapters import merge
 from checkpoints.folder import open_checkpoint
 from checkpoints.tensors import to_mlx
 from common.errors import InputError
+from common.reporting import reporter
 from families.conversion import convert
 from families.loading import find, load
 from families.registry import build, family_of
@@ -52,18 +54,35 @@ CASES = [
 ]
 
 
-def tuned(reference, folder: Path, base: str = "", equal: bool = False, **options):
-    """PEFT's model of the reference, with random weights in its adapter, which is saved. equal: both stacks' embeddings learn
-    the same, as a T5 can have only one."""
+# What may be saved whole of a vocabulary that has grown; nothing in the first
+SAVED: list[list[str]] = [
+    [],
+    ["embed_tokens"],
+    ["embed_tokens", "lm_head"],
+    ["lm_head"],
+    ["shared"],
+]
+SAVED += [["encoder.embed_tokens"], ["decoder.embed_tokens", "lm_head"], ["shared", "lm_head"]]
+FAMILIES = "t5 mt5 umt5 bart mbart m2m marian pegasus".split()
+GROWN = [
+    pytest.param(variant, saved, marks=pytest.mark.slow if (i + j) % 8 else ())
+    for i, variant in enumerate([*FAMILIES, "marian, own vocabularies"])
+    for j, saved in enumerate(SAVED)
+    if variant in FAMILIES or "shared" not in saved
+]
+GROWN += [
+    pytest.param("t5gemma", SAVED[2], marks=pytest.mark.slow)
+]  # else PEFT leaves out new rows
+
+
+def tuned(reference, folder: Path, base: str = "", **options):
+    """PEFT's model of the reference, with random weights in its adapter, which is saved."""
     tuned = get_peft_model(reference, LoraConfig(r=2, **options)).eval()
     tuned.peft_config["default"].base_model_name_or_path = base
     torch.manual_seed(1)
-    shared: dict = {}
-    for name, weight in tuned.named_parameters():
+    for weight in tuned.parameters():
         if weight.requires_grad:
-            random = torch.randn(weight.shape) * 0.2
-            _, embedding, part = name.partition("embed_tokens")
-            weight.data = shared.setdefault(part, random) if embedding and equal else random
+            weight.data = torch.randn(weight.shape) * 0.2
     tuned.save_pretrained(folder)
     return tuned
 
@@ -85,8 +104,7 @@ def test_logits_are_those_of_peft(variant, option, tmp_path):
     raw = RAW[variant]
     reference, _ = both(raw)
     reference.save_pretrained(tmp_path / "base")
-    is_t5 = raw["model_type"] in ("t5", "mt5", "umt5")
-    model = tuned(reference, tmp_path / "adapter", equal=is_t5, **OPTIONS[option])
+    model = tuned(reference, tmp_path / "adapter", **OPTIONS[option])
     try:
         ours = merged(tmp_path, raw)
     except (
@@ -125,6 +143,29 @@ def test_an_adapter_is_converted_on_first_use_and_again_when_it_or_its_base_chan
         assert (folder / "weights.npz").stat().st_mtime_ns > before
     shutil.copytree("base", "other")
     assert find("adapter", "other") == Path("mlx_models/other-adapter")
+    shutil.copytree("other", "elsewhere/other")
+    shutil.copytree("adapter", "elsewhere/adapter")
+    for adapter, base in (("elsewhere/adapter", "other"), ("adapter", "elsewhere/other")):
+        told = f"converted from adapter of other, not from {adapter} of {base}; to convert that: python convert.py"
+        with pytest.raises(
+            InputError, match=f"{told} --model {base} --adapter-path {adapter} --mlx"
+        ):
+            find(adapter, base)
+
+
+def test_an_adapter_beside_a_whole_model_is_used_if_it_is_named_as_one(t5, monkeypatch):
+    for file in ("config.json", "model.safetensors", "spiece.model", "tokenizer_config.json"):
+        shutil.copy(f"base/{file}", "adapter")
+    notes: list[str] = []
+    monkeypatch.setattr(reporter, "note", notes.append)
+    alone, merged = find("adapter"), find("adapter", "base")
+    assert any("the whole model is used, not the adapter beside it" in note for note in notes)
+    given = inputs(load(alone)[0].config)
+    convert("adapter", merged, "float32", force=True, base="base")
+    assert_close(cached_logits(load(merged)[0], *given, 7), reference_logits(t5, *given))
+    with t5.disable_adapter():
+        convert("adapter", alone, "float32", force=True)
+        assert_close(cached_logits(load(alone)[0], *given, 7), reference_logits(t5, *given))
 
 
 def test_bin_files_and_a_tokenizer_of_its_own(t5):
@@ -147,6 +188,10 @@ def test_bin_files_and_a_tokenizer_of_its_own(t5):
         (dict(use_dora=True), "use_dora"),
         (dict(init_lora_weights="pissa"), "init_lora_weights=pissa"),
         (
+            dict(base_model_name_or_path=None),
+            "adapter names no base: --model BASE --adapter-path adapter",
+        ),
+        (
             dict(base_model_name_or_path="other"),
             "other: .* changes .30, 24., but the base has .30, 32.",
         ),
@@ -161,23 +206,58 @@ def test_what_cannot_be_merged_is_refused_in_a_line(t5, changes, message):
         find("adapter")
 
 
-def test_a_vocabulary_that_has_grown(tmp_path):
-    """As of an NLLB for which languages were added."""
-    raw = RAW["m2m"]
+@pytest.mark.parametrize("variant, saved", GROWN)
+def test_a_vocabulary_that_has_grown_from_a_base_that_peft_finds(variant, saved, tmp_path):
+    """As of an NLLB for which languages were added. Logits and greedy text are those of PEFT's merged model."""
+    raw = RAW[variant]
     reference, _ = both(raw)
     reference.save_pretrained(tmp_path / "base")
-    reference.resize_token_embeddings(raw["vocab_size"] + 3)
-    model = tuned(reference, tmp_path / "adapter", **OPTIONS["embeddings"])
+    size = len(reference.get_input_embeddings().weight) + 3
+    reference.resize_token_embeddings(size)
+    base = str(tmp_path / "base")
+    model = tuned(reference, tmp_path / "adapter", base, target_modules=Q, modules_to_save=saved)
+    model = model.merge_and_unload()
     ours = merged(tmp_path, raw)
-    given = inputs(ours.config)
-    assert_close(cached_logits(ours, *given, 7), reference_logits(model, *given))
+    config = ours.config
+    assert ours.source_vocab_size == size
+    given = inputs(config)
+    expected = known(reference_logits(model, *given), config)
+    assert_close(known(cached_logits(ours, *given, 7), config), expected)
+    source = given[0][:1].tolist()
+    settings = dict(forced_eos_token_id=None, forced_bos_token_id=None)
+    if variant.startswith("marian"):
+        settings["bad_words_ids"] = [[config.pad_token_id]]
+    text = reference_texts(model, source, 12, [*config.eos_token_ids], **settings)
+    rows = decode_with(ours, None, source, 1, max_tokens=12, num_draft=0)
+    assert [row.generated for row in rows] == text
 
 
-def test_whispers_adapter_transcribes_as_peft_does(tmp_path, monkeypatch):
+def test_an_adapter_that_lacks_new_tokens_is_refused_in_a_line(tmp_path):
+    """PEFT saves untrained embeddings only if it finds the base."""
+    reference, _ = both(RAW["t5"])
+    reference.save_pretrained(tmp_path / "base")
+    reference.resize_token_embeddings(64)
+    tuned(reference, tmp_path / "adapter", target_modules=Q, modules_to_save=["lm_head"])
+    with pytest.raises(
+        InputError, match=r"embeddings of 61 and 64 tokens: .*embedding_layers=True"
+    ):
+        merged(tmp_path, RAW["t5"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(target_modules="all-linear", lora_alpha=1),
+        dict(target_modules=["conv1", "conv2", "q_proj"], lora_alpha=1),
+        dict(target_modules=Q, modules_to_save=["proj_out"]),
+        dict(target_modules=Q, modules_to_save=["conv1", "embed_tokens", "proj_out"]),
+    ],
+)
+def test_whispers_adapter_transcribes_as_peft_does(options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     reference = whisper_models.reference_model()
     whisper_models.write_hub(reference, Path("base"))
-    model = tuned(reference, Path("adapter"), "base", target_modules="all-linear", lora_alpha=1)
+    model = tuned(reference, Path("adapter"), "base", **options).merge_and_unload()
     convert("adapter", dtype="float32")
     ours, _ = load("adapter")
     sound = np.random.default_rng(0).normal(size=(1, 60, 80)).astype(np.float32)

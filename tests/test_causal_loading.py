@@ -6,8 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 
 pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
 
@@ -23,7 +25,7 @@ import main
 from checkpoints.weights import Quantization
 from common.errors import InputError
 from common.reporting import reporter
-from families import causal_loading
+from families import causal_loading, loading
 from families.causal_loading import find_mlx_lm_folder, is_mlx_lm_folder
 from speculative.drafting import PromptLookup
 
@@ -165,6 +167,56 @@ def test_conversion_goes_through_mlx_lm(tmp_path, capsys):
     rows = decode_with(model, PromptLookup(), prompted, 3, num_draft=3, max_tokens=5)
     assert [row.generated for row in rows] == [alone(model.model, p, 5) for p in prompted]
     assert model.config.eos_token_ids == (1, 5) and tokenizer.get_vocab_size() <= 320
+
+
+def train(adapter: str, seed: int, **config) -> None:
+    """Write an adapter of the folder `base` as mlx_lm.lora does."""
+    import mlx_lm
+    from mlx_lm.tuner.utils import linear_to_lora_layers
+
+    parameters = dict(rank=2, scale=5.0, dropout=0.0)
+    lm, _ = mlx_lm.load("base")
+    linear_to_lora_layers(lm, 2, parameters)
+    mx.random.seed(seed)
+    weights = [
+        (n, mx.random.normal(x.shape)) for n, x in tree_flatten(lm.parameters()) if "lora" in n
+    ]
+    Path(adapter).mkdir(parents=True, exist_ok=True)
+    mx.save_safetensors(f"{adapter}/adapters.safetensors", dict(weights))
+    config |= dict(model="base", num_layers=2, lora_parameters=parameters)
+    Path(adapter, "adapter_config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.usefixtures("cpu")
+def test_an_adapter_of_mlx_lms_is_fused_again_when_it_has_changed_and_is_never_anothers(
+    tmp_path, monkeypatch
+):
+    """Also of older versions, whose config has no fine_tune_type."""
+    import mlx_lm
+
+    monkeypatch.chdir(tmp_path)
+    causal_folders.write(Path("base"))
+    ids = mx.array([[9, 8, 7]])
+
+    def differs(folder: Path, adapter: str) -> float:
+        logits = causal_loading.load("x", folder)[0].model(ids)
+        return (logits - mlx_lm.load("base", adapter_path=adapter)[0](ids)).abs().max().item()
+
+    for name, config in (("one/adapters", {"fine_tune_type": "lora"}), ("two/adapters", {})):
+        train(name, 1, **config)
+        assert differs(loading.find(name, f"{tmp_path}/base"), name) < 1e-4
+        shutil.rmtree("mlx_models")
+    folder = loading.find("one/adapters", "base")
+    assert folder == loading.find("one/adapters", "base") == Path("mlx_models/base-adapters")
+    with pytest.raises(
+        InputError, match=r"one/adapters of base, not from two/adapters of base; .* base --a"
+    ):
+        loading.find("two/adapters", "base")
+    train("one/adapters", 2)
+    assert differs(folder, "one/adapters") > 1e-2
+    assert differs(loading.find("one/adapters", "base"), "one/adapters") < 1e-4
+    causal_folders.write(Path("base"), noise=0.05)
+    assert differs(loading.find("one/adapters", "base"), "one/adapters") < 1e-4
 
 
 def test_what_cannot_be_decoded_is_not_converted(tmp_path):

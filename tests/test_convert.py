@@ -195,9 +195,41 @@ def test_force_replaces_nothing_but_converted_models(folder, tmp_path):
     precious = tmp_path / "thesis"
     precious.mkdir()
     (precious / "chapter1.txt").write_text("It was")
-    with pytest.raises(InputError, match="not a converted model"):
-        convert(str(folder), precious, force=True)
+    shutil.copytree(DEMO / "causal-target", tmp_path / "not ours")
+    for output in (precious, precious / "chapter1.txt", tmp_path / "not ours"):
+        with pytest.raises(InputError, match="not a converted model: choose another --mlx-path"):
+            convert(str(folder), output, force=True)
     assert (precious / "chapter1.txt").read_text() == "It was"
+    output = convert(str(folder), tmp_path / "out")
+    (tmp_path / "link").symlink_to(output)
+    convert(str(folder), tmp_path / "link", "float32", force=True)
+    assert load(output)[0].embedding.weight.dtype == mx.float32
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_an_output_is_never_what_it_is_made_from(tmp_path, monkeypatch, force):
+    """A decoder-only checkpoint in mlx_models/, a link to it, a folder that holds it, an adapter and its base."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(DEMO / "causal-target", "mlx_models/my")
+    Path("link").symlink_to("mlx_models/my")
+    (tmp_path / "config.json").write_text('{"converted_from": "another"}')
+    for name in ("base", "adapter"):
+        checkpoints.make_folder(Path(name), "t5")
+    Path("adapter/adapter_config.json").write_text('{"peft_type": "LORA"}')
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    cases = [
+        ("mlx_models/my", None, None),
+        ("mlx_models/my", "link", None),
+        ("link", "mlx_models/my", None),
+    ]
+    cases += [("base", "base", None), ("base", ".", None), ("mlx_models/my", "mlx_models", None)]
+    cases += [("adapter", "adapter", "base"), ("adapter", "base", "base")]
+    for model, output, base in cases:
+        with pytest.raises(
+            InputError, match=r"would replace .*, from which it is made: choose another"
+        ):
+            convert(model, output and Path(output), force=force, base=base)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
 def test_a_failed_replacement_leaves_the_earlier_conversion(folder, tmp_path, monkeypatch):

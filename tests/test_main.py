@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -164,6 +165,12 @@ def test_verbose_ends_with_a_summary(folder):
         (["-p", "x", "--max-tokens", "9" * 5000], 1, "99999999999999999999, not a whole"),
         (["-p", "x", "a\nb\u2028c"], 2, "unrecognized arguments: a b c ("),
         (["--prompt-file", "."], 1, "Is a directory"),
+        (
+            ["-p", "x", "--reference", f"@{ROOT}/demo/target/spiece.model"],
+            2,
+            "model is not text in UTF-8",
+        ),
+        (["--adapter-path", "a", "--adapter-path", "b"], 2, "--adapter-path: given twice"),
         (["-p", "x", "--regex", "a\nb"], 1, "no text in the model's vocabulary fits it"),
     ],
 )
@@ -182,6 +189,7 @@ def test_a_mistake_is_one_line_and_an_exit_code(folder, arguments, code, message
             dict(version_info=(3, 9, 6), version="3.9.6 (default)"),
             "this is Python 3.9.6; version 3.11",
         ),
+        (dict(platform="darwin"), "this Python is for Intel, and MLX needs .* an arm64 Python"),
         (dict(modules=sys.modules | {"mlx": None}), "no package mlx; activate the environment"),
     ],
 )
@@ -195,6 +203,7 @@ def test_a_wrong_python_is_told_before_it_reads_what_it_cannot(monkeypatch, chan
             ast.parse(source, feature_version=(3, 9))
     for name, value in changed.items():
         monkeypatch.setattr(sys, name, value)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     with pytest.raises(SystemExit, match=told):
         exec(first)
 
@@ -263,8 +272,8 @@ def test_too_little_memory_is_one_line_and_an_error_of_ours_a_traceback(
 
 def test_a_path_in_an_error_is_as_the_user_wrote_it():
     """Not PosixPath('no/such')."""
-    with pytest.raises(InputError, match=r"^no model 'tests/no'"):
-        load(Path("tests/no"))
+    with pytest.raises(InputError, match=r"^no model 'tests/no/such'"):
+        load(Path("tests/no/such"))
 
 
 def test_a_name_on_the_hub_means_its_own_conversion(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import sentencepiece
 from helpers.programs import DEMO, ROOT
@@ -168,7 +169,17 @@ def test_characters_wait_for_their_last_byte():
     pieces = [stream.push([byte + 3]) for byte in "aé🙂".encode()]
     assert pieces == ["a", "", "é", "", "", "", "🙂"]
     assert stream.push([0xF0 + 3]) == ""
-    assert stream.finish() == "\ufffd"
+    assert stream.finish() == ""
+
+
+def test_bytes_that_are_no_utf_8_are_left_out_as_in_byt5():
+    ours, reference = byte_tokenizer(), ByT5Tokenizer()
+    rng = np.random.default_rng(0)
+    likely = [*"aé€🙂\ufffd".encode(), *b"\xc0\xe0\xed\xf0\xf4\xff\x80\x9f"]
+    for _ in range(500):
+        tokens = [int(byte) + 3 for byte in rng.choice(likely, rng.integers(1, 12))]
+        expected = reference.decode(tokens)
+        assert ours.decode(tokens) == streamed(ours, tokens) == expected
 
 
 def test_bytes_that_make_no_character_do_not_end_the_stream():
