@@ -121,8 +121,8 @@ class T5(EncoderDecoder):
         if not c.tied_head:
             self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
 
-    def _embed(self, tokens: mx.array, name: str = "embedding") -> mx.array:
-        x = self[name](tokens)
+    def _embed(self, tokens: mx.array, embedding: nn.Embedding) -> mx.array:
+        x = embedding(tokens)
         # A float16 model's residual stream overflows float16.
         return x.astype(mx.float32) if x.dtype == mx.float16 else x
 
@@ -135,15 +135,14 @@ class T5(EncoderDecoder):
         index, half = np.arange(tokens.shape[1]), self.config.relative_attention_num_buckets // 2
         distance = (index[None, :] - index[:, None])[None]  # [1, S, S], key - query
         bucket = self._bucket(np.abs(distance), half) + half * (distance > 0)
-        name = "source_embedding" if "source_embedding" in self else "embedding"
-        biases = self.encoder.biases(bucket, padding_mask(mask))
-        return self.encoder(self._embed(tokens, name), biases)
+        x = self._embed(tokens, self.get("source_embedding", self.embedding))
+        return self.encoder(x, self.encoder.biases(bucket, padding_mask(mask)))
 
     def states(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
         cache.reserve(positions)
         bucket = self._bucket(cache.distance, self.config.relative_attention_num_buckets)
         biases = self.decoder.biases(bucket, cache.self_mask())
-        return self.decoder(self._embed(tokens), biases, cache)
+        return self.decoder(self._embed(tokens, self.embedding), biases, cache)
 
     def logits(self, states: mx.array) -> mx.array:
         c = self.config

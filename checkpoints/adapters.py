@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from math import sqrt
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -22,13 +24,13 @@ from checkpoints.names import equal
 from checkpoints.tensors import Tensor, to_mlx, to_numpy
 from common.errors import InputError
 
-_FROZEN = re.compile(r"\.(?:base_layer|original_module)(?=\.)")  # what the adapter was trained on
-_WRAPPER = re.compile(
-    rf"^base_model\.model\.|\.(?:modules_to_save|token_adapter)(?=\.)|{_FROZEN.pattern}"
-)
+_WRAPPER = re.compile(r"^base_model\.model\.|\.(?:modules_to_save|token_adapter)(?=\.)")
+# What the adapter was trained on, of which a file has what has grown with the vocabulary
+_FROZEN = re.compile(r"(?:base_layer|original_module)\.((?:.+\.)?)(weight|bias)$")
 _TOKENS = "trainable_tokens_delta"  # whole rows, in spite of the name
+_WHOLE = {"weight", "bias", "frozen_weight", "frozen_bias"}
 _PART = re.compile(
-    rf"(.+?)\.(lora_[AB]\.weight|lora_B\.bias|lora_embedding_[AB]|{_TOKENS}|weight|bias)"
+    rf"(.+?)\.(lora_[AB]\.weight|lora_B\.bias|lora_embedding_[AB]|{_TOKENS}|{'|'.join(_WHOLE)})"
 )
 _EMBEDDING = re.compile(
     r"(?:.*\.)?(?:shared|(?:encoder|decoder|text_model)\.embed_tokens|lm_head|lm_head\.out_proj|proj_out)"
@@ -117,24 +119,26 @@ def _float32(tensor: Tensor) -> np.ndarray:
     return np.concatenate([_as_float32(block) for block in tensor.blocks()])
 
 
-def _with_size(bias: Tensor, size: int) -> Tensor:
+def _with_size(size: int, bias: Tensor) -> Tensor:
     """A base's bias [1, V] for another number of tokens; as in transformers it is 0 for new ones."""
 
     def change(start: int, block: np.ndarray) -> np.ndarray:
-        kept = block[:, :size]
-        return np.pad(kept, [(0, 0), (0, size - kept.shape[1])])
+        return np.pad(block[:, :size], [(0, 0), (0, max(0, size - block.shape[1]))])
 
     return replace(_changed(bias, change), shape=(1, size))
 
 
-@dataclass(frozen=True)
-class _Saved:
-    """A tensor that an adapter's file has whole, and the name of the base's that it replaces."""
+# The order of changes: the grown base, what was saved of several that are tied or of one alone, and what was added to them
+_BASE, _TIED, _OWN, _LEARNED = range(4)
 
+
+class _Change(NamedTuple):
+    """A change of one of the base's tensors."""
+
+    order: int
     name: str
-    tensor: Tensor
-    is_frozen: bool
-    is_own: bool  # a module's that was trained by itself, in spite of being tied to others
+    is_tied: bool  # embeddings that are tied to it change as well
+    of: Callable[[Tensor], Tensor]
 
 
 def merge(
@@ -142,81 +146,47 @@ def merge(
 ) -> tuple[dict[str, Tensor], dict]:
     """The base's tensors, the changed ones in float32, and its config.json with the size of a vocabulary that has grown."""
     raw = read_json(adapter / ADAPTER)
-    saved, modules = _read(adapter, raw)
-    changed = [*(each.name.rpartition(".")[0] for each in saved), *modules]
-    has_embeddings = any(map(_EMBEDDING.fullmatch, changed))
-    tensors = dict(base)
-    if has_embeddings:
-        tensors = _untied(base, _HEADS.get(str(config.get("model_type")), "lm_head"))
-    sizes = _sizes(tensors)
-    for each in saved:
-        name = _in_base(tensors, each.name)
-        names = [name] if each.is_own else _tied(tensors, name)
-        tensors |= dict.fromkeys(names, each.tensor)
-    merged = dict(tensors)
-    for module, parts in modules.items():
-        for kind, is_tied, change in _changes(module, parts, raw, config):
-            name = _in_base(tensors, f"{module}.{kind}")
-            names = _tied(tensors, name) if is_tied else [name]
-            merged |= {name: change(merged[name]) for name in names}
-    if has_embeddings:  # neither stack reads the shared one
-        merged = {name: x for name, x in merged.items() if not _is(name, "shared.weight")}
-    if _sizes(merged) == sizes:
-        return merged, dict(config)
-    return _with_sizes(merged, config)
-
-
-def _read(adapter: Path, raw: Mapping) -> tuple[list[_Saved], defaultdict[str, dict[str, Tensor]]]:
-    """The tensors that replace the base's, in the order in which they do, and the others of each module by their kind."""
-    own = [f"{ending}." for ending in raw.get("modules_to_save") or []]
-    saved = []
-    modules: defaultdict[str, dict[str, Tensor]] = defaultdict(dict)
+    modules: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in open_checkpoint(adapter, adapter=True).items():
-        match = _PART.fullmatch(_WRAPPER.sub("", name))
+        match = _PART.fullmatch(_FROZEN.sub(r"\1frozen_\2", _WRAPPER.sub("", name)))
         if not match:
             raise InputError(f"{adapter}: {name} cannot be merged")
-        module, kind = match.groups()
-        if kind in ("weight", "bias"):
-            is_frozen = _FROZEN.search(name) is not None
-            is_own = not is_frozen and any(ending in f"{module}." for ending in own)
-            saved.append(_Saved(f"{module}.{kind}", tensor, is_frozen, is_own))
-        else:
-            modules[module][kind] = tensor
-    return sorted(saved, key=lambda each: (each.is_own, not each.is_frozen)), modules
-
-
-def _sizes(tensors: Mapping[str, Tensor]) -> tuple[set[int], set[int]]:
-    """The numbers of tokens of the encoder's embedding, if it has one, and of the others."""
-    rows = {name: tensors[name].shape[0] for name in _embeddings(tensors)}
-    encoder = {size for name, size in rows.items() if "encoder." in name}
-    return encoder, {size for name, size in rows.items() if "encoder." not in name}
-
-
-def _with_sizes(tensors: dict[str, Tensor], config: Mapping) -> tuple[dict[str, Tensor], dict]:
-    """A merged model's tensors and config.json, all with its numbers of tokens. InputError if a module has others."""
-    encoder, decoder = map(sorted, _sizes(tensors))
-    is_shared = config.get("share_encoder_decoder_embeddings") is not False
-    found = {*encoder, *decoder} if is_shared else decoder
-    if len(found) != 1:
-        listed = " and ".join(map(str, sorted(found)))
-        raise InputError(
-            f"embeddings of {listed} tokens: save the adapter with save_embedding_layers=True"
-        )
-    for name in tensors:
+        modules[match[1]][match[2]] = tensor
+    has_embeddings = any(map(_EMBEDDING.fullmatch, modules))
+    if has_embeddings:
+        base = _untied(base, _HEADS.get(str(config.get("model_type")), "lm_head"))
+    merged = dict(base)
+    changes = chain.from_iterable(_changes(*each, raw, config) for each in modules.items())
+    for change in sorted(changes, key=lambda change: change.order):
+        name = _in_base(base, change.name)
+        embeddings = _embeddings(base) if change.is_tied else []
+        names = [n for n in embeddings if equal(base[n], base[name])] or [name]
+        merged |= {name: change.of(merged[name]) for name in names}
+    if not has_embeddings:
+        return merged, dict(config)
+    # Neither stack reads the shared one.
+    merged = {name: x for name, x in merged.items() if not _is(name, "shared.weight")}
+    sizes: dict[int, int] = {}
+    for name in _embeddings(merged):
+        before, now = base[name].shape[0], merged[name].shape[0]
+        if sizes.setdefault(before, now) != now:
+            listed = f"embeddings of {sizes[before]} and {now} tokens"
+            raise InputError(f"{listed}: save the adapter with save_embedding_layers=True")
+    for name, bias in merged.items():
         if _is(name, "final_logits_bias"):
-            tensors[name] = _with_size(tensors[name], decoder[0])
-    sizes = {"vocab_size": (encoder or decoder)[0], "decoder_vocab_size": decoder[0]}
-    nested = {
-        stack: {**config[stack], "vocab_size": decoder[0]}
-        for stack in ("encoder", "decoder")
-        if isinstance(config.get(stack), dict)
-    }
-    return tensors, {**config, **{k: v for k, v in sizes.items() if k in config}, **nested}
+            merged[name] = _with_size(sizes.get(bias.shape[-1], bias.shape[-1]), bias)
+    return merged, _with_sizes(config, sizes)
 
 
-def _tied(tensors: Mapping[str, Tensor], name: str) -> list[str]:
-    """The names of the embeddings that are equal to one of them, or `name` alone."""
-    return [n for n in _embeddings(tensors) if equal(tensors[n], tensors[name])] or [name]
+def _with_sizes(config: Mapping, sizes: Mapping[int, int]) -> dict:
+    """A config.json, or a part of it, with other sizes of vocabularies."""
+    values = dict(config)
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            values[key] = _with_sizes(value, sizes)
+        elif key.endswith("vocab_size"):
+            values[key] = sizes.get(value, value)
+    return values
 
 
 def _is(name: str, end: str) -> bool:
@@ -252,24 +222,36 @@ def _untied(base: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
 
 def _changes(
     module: str, parts: Mapping[str, Tensor], raw: Mapping, config: Mapping
-) -> Iterator[tuple[str, bool, Callable[[Tensor], Tensor]]]:
-    """The tensors of a module that change, whether embeddings tied to it do as well, and the change."""
+) -> Iterator[_Change]:
+    """The changes that an adapter's module makes."""
+    weight = f"{module}.weight"
+    is_own = any(f"{ending}." in f"{module}." for ending in raw.get("modules_to_save") or [])
+    for kind in parts.keys() & _WHOLE:
+        order = _TIED
+        if is_own:
+            order = _OWN
+        if kind.startswith("frozen_"):
+            order = _BASE
+        name = f"{module}.{kind.removeprefix('frozen_')}"
+        yield _Change(order, name, order != _OWN, partial(lambda new, base: new, parts[kind]))
     if _TOKENS in parts:
         tokens = raw["trainable_token_indices"]
         is_tied = config.get("tie_word_embeddings") is not False
         if isinstance(tokens, dict) or (_is(module, "shared") and not is_tied):
             # PEFT's versions differ in which of the other modules get the rows.
             raise InputError(f"trainable_token_indices of {module}: not of a tied embedding")
-        yield "weight", is_tied, partial(_with_rows, tokens, parts[_TOKENS])
+        yield _Change(_LEARNED, weight, is_tied, partial(_with_rows, tokens, parts[_TOKENS]))
     if "lora_embedding_A" in parts:
         down, up = (parts[f"lora_embedding_{part}"].permuted(1, 0) for part in "BA")
-        yield "weight", False, partial(_plus_product, up, down, _scale(module, up.shape[1], raw))
+        product = partial(_plus_product, up, down, _scale(module, up.shape[1], raw))
+        yield _Change(_LEARNED, weight, False, product)
     if "lora_A.weight" in parts:
         down, up = parts["lora_A.weight"], parts["lora_B.weight"]
         scale = _scale(module, down.shape[0], raw)
-        yield "weight", False, partial(_plus_product, up, down, scale)
+        yield _Change(_LEARNED, weight, False, partial(_plus_product, up, down, scale))
         if "lora_B.bias" in parts:
-            yield "bias", False, partial(_plus_bias, parts["lora_B.bias"], scale)
+            bias = partial(_plus_bias, parts["lora_B.bias"], scale)
+            yield _Change(_LEARNED, f"{module}.bias", False, bias)
 
 
 def _scale(module: str, rank: int, raw: Mapping) -> float:

@@ -10,13 +10,8 @@ from common.errors import InputError
 
 MODELS = Path("mlx_models")
 WEIGHTS = "weights.npz"
-# In the config.json of a converted folder: the checkpoint or adapter, the adapter's base, and the states of their files
-MARKS = ORIGIN, STATE, BASE, BASE_STATE = (
-    "converted_from",
-    "converted_state",
-    "adapter_base",
-    "base_state",
-)
+# Of converted folders, in config.json
+MARKS = ("converted_from", "converted_state", "adapter_base", "base_state")
 TOKENIZER_FILES = (  # those files of a checkpoint that describe its tokenizer
     "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json spiece.model "
     "sentencepiece.bpe.model source.spm target.spm vocab.json target_vocab.json merges.txt"
@@ -68,12 +63,9 @@ def check_kind(model: object, names: Collection[str]) -> None:
         raise InputError(f"{model} has no weights but a Trainer's folders: use {model}/{newest}")
 
 
-def weight_files(
-    names: Collection[str], get: Callable[[str], Path], adapter: bool = False
-) -> list[str]:
-    """The files of one complete copy of the weights: one, or an index and its shards. get: returns an index's path;
-    adapter: an adapter's, whatever is beside them"""
-    for single in _ADAPTER_FILES if adapter else (*_MODEL_FILES, *_ADAPTER_FILES):
+def weight_files(names: Collection[str], get: Callable[[str], Path]) -> list[str]:
+    """The files of one complete copy of the weights: one, or an index and its shards. get: returns an index's path"""
+    for single in (*_MODEL_FILES, *_ADAPTER_FILES):
         index = f"{single}.index.json"
         if single in names:
             return [single]
@@ -91,7 +83,9 @@ def weight_files(
 def open_checkpoint(folder: Path, adapter: bool = False) -> dict[str, Tensor]:
     """The tensors of a Hugging Face folder, or of the adapter in it."""
     names = {path.name for path in folder.iterdir() if path.is_file()}
-    files = weight_files(names, folder.joinpath, adapter)
+    if adapter:  # there may be a whole model beside it
+        names = {name for name in names if not name.startswith(_MODEL_FILES)}
+    files = weight_files(names, folder.joinpath)
     if not files:
         wanted = " or ".join(_MODEL_FILES)
         raise InputError(f"{folder}: no weights: no {wanted} or index with all of its files")
@@ -125,7 +119,7 @@ def stamp(folder: Path) -> str:
 def is_outdated(converted: Path) -> bool:
     """Whether the checkpoint that this folder was converted from, or an adapter's base, has changed, if it has weights."""
     raw = read_json(converted / "config.json")
-    for origin, known in ((ORIGIN, STATE), (BASE, BASE_STATE)):
+    for origin, known in (MARKS[:2], MARKS[2:]):
         state = state_of(Path(str(raw.get(origin)))) if known in raw else {}
         if any(map(_WEIGHTS.fullmatch, state)) and state != raw[known]:
             return True
@@ -147,7 +141,7 @@ def is_on_hub(name: str) -> bool:
 def is_converted(path: Path) -> bool:
     """Whether conversion has made this folder, in whichever format."""
     file = path / "config.json"
-    return file.exists() and ORIGIN in read_json(file)
+    return file.exists() and "converted_from" in read_json(file)
 
 
 def converted(name: str, base: str | None = None) -> Path | None:
@@ -158,9 +152,9 @@ def converted(name: str, base: str | None = None) -> Path | None:
     if not (path / WEIGHTS).exists() and not is_converted(path):
         return None
     raw = read_json(path / "config.json")
-    origin = raw.get(ORIGIN, name)
-    if base and Path(raw.get(BASE, "")).resolve() != Path(base).resolve():
+    if base and Path(raw.get("adapter_base", "")).resolve() != Path(base).resolve():
         return None
+    origin = raw.get("converted_from", name)
     if any((Path(name) / file).exists() for file in ("config.json", ADAPTER)):
         return path if Path(origin).resolve() == Path(name).resolve() else None
     return path if "/" not in name or origin == name else None

@@ -31,10 +31,8 @@ def fetch(
     revision: str | None = None,
     output: Path = Path(),
     start: Start = lambda folder, size: 0,
-    adapter: bool = False,
 ) -> Path:
-    """The folder of a local checkpoint or adapter, or of a repository's files, downloaded to be converted to `output`. adapter:
-    the adapter's, whatever is beside them"""
+    """The folder of a local checkpoint or adapter, or of a repository's files, downloaded to be converted to `output`."""
     if Path(model).is_dir():
         if revision:
             raise InputError(f"{model} is a local folder; --revision is for models on the hub")
@@ -57,7 +55,7 @@ def fetch(
             if folder is None:
                 raise
             return folder
-        return _download(model, revision, info, output, start, adapter)
+        return _download(model, revision, info, output, start)
     except (errors.HTTPError, errors.HFValidationError, OSError) as error:
         # The client wraps the error that kept it from requesting a file.
         wrapped = isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__
@@ -95,9 +93,7 @@ def cached(model: str, revision: str | None = None) -> Path | None:
     return None
 
 
-def _download(
-    model: str, revision: str | None, info, output: Path, start: Start, adapter: bool
-) -> Path:
+def _download(model: str, revision: str | None, info, output: Path, start: Start) -> Path:
     """Download what is not in the cache, weights last: if they are there, so is everything else."""
     from huggingface_hub import constants, hf_hub_download, hf_hub_url
 
@@ -107,15 +103,13 @@ def _download(
     top = re.compile(r"(additional_chat_templates/)?[^/]+")
     files = {f.rfilename: f for f in info.siblings or [] if top.fullmatch(f.rfilename)}
     check_kind(model, files)
-    adapter = adapter or is_adapter(files)
-    settings = ADAPTER if adapter else CONFIG
+    settings = ADAPTER if is_adapter(files) else CONFIG
     if settings not in files:
-        what = "an adapter" if adapter else "a Hugging Face model"
-        raise InputError(f"{model} has no {settings}, so it is not {what}")
+        raise InputError(f"{model} has no {CONFIG}, so it is not a Hugging Face model")
     folder = get(settings).parent
     blobs = folder.parents[1] / "blobs"
     try:
-        weights = weight_files(files, get, adapter)
+        weights = weight_files(files, get)
         beside = [name for name in files if not name.endswith(".index.json")]
         small = [name for name in beside if Path(name).suffix in SMALL]
         missing = [files[name] for name in (*small, *weights) if not (folder / name).exists()]

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from checkpoints.folder import (
     MLX_LMS_ADAPTER,
     WEIGHTS,
+    converted,
     converted_path,
     is_converted,
     is_on_hub,
@@ -50,12 +51,13 @@ def runs_in_mlx_lm(config: Mapping) -> bool:
 
 
 def find_mlx_lm_folder(name: str) -> Path | None:
-    """The folder of a decoder-only model: a path, a name under mlx_models/ that conversion has not made, or one in the hub's
-    cache."""
+    """The folder of a decoder-only model: a path, a name under mlx_models/, or one in the hub's cache."""
     snapshot = cached(name) if is_on_hub(name) else None
     path = converted_path(name)
-    folders = [Path(name), None if is_converted(path) else path, snapshot]
-    return next(filter(is_mlx_lm_folder, filter(None, folders)), None)
+    if is_converted(path):
+        path = converted(name)  # None: from another model
+    folders = filter(None, [Path(name), path, snapshot])
+    return next(filter(is_mlx_lm_folder, folders), None)
 
 
 def is_mlx_lm_folder(path: Path) -> bool:

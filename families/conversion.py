@@ -3,7 +3,8 @@
 import json
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -49,7 +50,7 @@ def _fetch(
     start: Start = lambda folder, size: 0,
 ) -> _Source:
     """A checkpoint, or an adapter and its base, downloaded where needed. output, start: as for `fetch`."""
-    folder = fetch(model, revision, output, start, adapter=bool(base))
+    folder = fetch(model, revision, output, start)
     names = [path.name for path in folder.iterdir()]
     if not base and not folders.is_adapter(names):
         if folders.ADAPTER in names:
@@ -76,7 +77,7 @@ def _is_mlx_lms(folder: Path) -> bool:
 def read_config(folder: Path) -> dict:
     """The raw config.json, with the token ids that transformers' `generate` would use."""
     raw = read_json(folder / "config.json")
-    if folders.ORIGIN in raw:
+    if "converted_from" in raw:
         raise InputError(f"{folder} is already converted; convert the checkpoint it was made from")
     if raw.get("model_type") == distilled.KIND:
         raise InputError(f"{folder} is a draft model, made by distill.py: use it as it is")
@@ -140,13 +141,12 @@ def convert(
             size = partial(converted_size, dtype=dtype, quantization=quantization)
             source = _fetch(model, revision, base, output, lambda folder, download: size(folder))
             _check_apart(place, source.folder, source.adapter)
-            marks = _marks(source)
-            if _is_mlx_lms(source.folder):
-                causal_loading.convert(source.folder, source.adapter, new, dtype, quantization)
-            else:
-                new.mkdir()
-                _write(source, new, dtype, quantization)
-            _mark(new / "config.json", marks)
+            with _marked(new / "config.json", source):
+                if _is_mlx_lms(source.folder):
+                    causal_loading.convert(source.folder, source.adapter, new, dtype, quantization)
+                else:
+                    new.mkdir()
+                    _write(source, new, dtype, quantization)
     return output
 
 
@@ -155,29 +155,27 @@ def _check_apart(output: Path, *sources: str | Path | None) -> None:
     for source in map(str, filter(None, sources)):
         folder = Path(source).resolve()
         if folder.exists() and output in (folder, *folder.parents):
-            made = f"{output} would replace {source}, from which it is made"
-            raise InputError(f"{made}: choose another --mlx-path")
+            raise InputError(
+                f"{output} would replace its source {source}: choose another --mlx-path"
+            )
 
 
-def _marks(source: _Source) -> dict[str, Any]:
-    """The marks of a folder that is made from a source as it is now."""
-    files = folders.state_of(source.adapter or source.folder)
-    marks = {folders.ORIGIN: source.name, folders.STATE: files}
+@contextmanager
+def _marked(file: Path, source: _Source) -> Iterator[None]:
+    """Puts marks of a source as it is now into a config.json that is written meanwhile."""
+    marks: list[Any] = [source.name, folders.state_of(source.adapter or source.folder)]
     if source.adapter:
-        marks |= {folders.BASE: source.base, folders.BASE_STATE: folders.state_of(source.folder)}
-    return marks
-
-
-def _mark(file: Path, marks: Mapping[str, Any]) -> None:
-    """Put the marks into a config.json, instead of those that it has from its source."""
+        marks += [source.base, folders.state_of(source.folder)]
+    yield
     values = {key: x for key, x in read_json(file).items() if key not in folders.MARKS}
-    file.write_text(json.dumps({**values, **marks}, indent=2) + "\n", encoding="utf-8")
+    values |= zip(folders.MARKS, marks, strict=False)
+    file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
 def _command(name: str, base: str | None) -> str:
     """The command that converts a checkpoint, or an adapter of `base`."""
-    model = f"{base} --adapter-path {name}" if base else name
-    return f"python convert.py --model {model}"
+    adapter = base and f"--adapter-path {name}"
+    return " ".join(filter(None, ["python convert.py --model", base or name, adapter]))
 
 
 def describe(model: str, revision: str | None = None) -> list[str]:
@@ -207,14 +205,11 @@ def convert_first(name: str, base: str | None = None) -> Path:
         raise InputError(f"no model {name!r} here{hint}")
     if output.exists():
         raw = read_json(output / "config.json")
-        origin = raw.get(folders.ORIGIN, "another model")
-        of_base = ""
-        if base:
-            origin += f" of {raw.get(folders.BASE)}"
-            of_base = f" of {base}"
+        origins = raw.get("converted_from", "another model"), raw.get("adapter_base")
+        origin, wanted = (" of ".join(filter(None, names)) for names in (origins, (name, base)))
         new = output.parent / "-".join(Path(name).resolve().parts[-2:])
         raise InputError(
-            f"{output} is converted from {origin}, not from {name}{of_base}; to convert that: "
+            f"{output} is converted from {origin}, not from {wanted}; to convert that: "
             f"{_command(name, base)} --mlx-path {new}"
         )
 
@@ -236,7 +231,7 @@ def convert_first(name: str, base: str | None = None) -> Path:
 def convert_again(name: str, output: Path, base: str | None = None) -> Path:
     """Convert a checkpoint that has changed again, as before; if `name` is not it but `output`, only warn. base: as for `convert`"""
     raw = read_json(output / "config.json")
-    origin = raw[folders.ORIGIN]
+    origin = raw["converted_from"]
     dtype = quantization = None
     if (output / WEIGHTS).exists():  # else mlx-lm keeps those of an adapter's base
         dtype, stored = raw["dtype"], raw.get("quantization")
@@ -246,7 +241,7 @@ def convert_again(name: str, output: Path, base: str | None = None) -> Path:
         _ask(name, base, "conversion", converted_size(folder, dtype, quantization))
         reporter.note(f"{name}: it has changed: converting it again to {output}")
         return convert(name, output, dtype, exist_ok=True, quantization=quantization, base=base)
-    command = f"{_command(origin, raw.get(folders.BASE))} --mlx-path {output}"
+    command = f"{_command(origin, raw.get('adapter_base'))} --mlx-path {output}"
     if dtype:
         command += f" --dtype {dtype}"
     command += " --force"

@@ -8,8 +8,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 (such as macOS's own)
     sys.exit(f"this is Python {sys.version.split()[0]}; version 3.11 or later is needed")
 if (sys.platform, machine()) == ("darwin", "x86_64"):
     sys.exit(
-        "this Python is for Intel, and MLX needs Apple silicon: on such a Mac set up the environment with an arm64 Python"
-        " (python -c 'import platform; print(platform.machine())' prints arm64), not one that runs under Rosetta"
+        "this Python is for Intel; MLX needs Apple silicon and an arm64 Python, not one under Rosetta"
     )
 if not find_spec("mlx"):
     sys.exit("no package mlx; activate the environment that the README sets up")

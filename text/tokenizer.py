@@ -6,11 +6,11 @@ Importing transformers takes seconds; only conversion does, which writes a token
 import contextlib
 import json
 import re
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator
 from pathlib import Path
 from textwrap import shorten
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from common.errors import InputError
 
@@ -118,23 +118,6 @@ def token_bytes(tokenizer: Tokenizer, hidden: Container[int]) -> Callable[[int],
     return own
 
 
-_UTF_8 = (  # the bytes of a character (RFC 3629, section 4)
-    "00-7F|C2-DF 80-BF|E0-E0 A0-BF 80-BF|E1-EC 80-BF 80-BF|ED-ED 80-9F 80-BF|EE-EF 80-BF 80-BF|"
-    "F0-F0 90-BF 80-BF 80-BF|F1-F3 80-BF 80-BF 80-BF|F4-F4 80-8F 80-BF 80-BF"
-)
-
-
-def _without_others(character: Mapping[int, str]) -> decoders.Decoder:
-    """Leaves out the bytes, each of which is a character, that are in no character of UTF-8."""
-
-    def among(match: re.Match) -> str:
-        first, last = (int(digits, 16) for digits in match.groups())
-        return "[" + "".join(re.escape(character[i]) for i in range(first, last + 1)) + "]"
-
-    known = re.sub("(..)-(..) ?", among, _UTF_8)
-    return decoders.Replace(Regex(rf"\G(?:{known})*+\K."), "")
-
-
 def byte_tokenizer(extra_ids: int = 125) -> Tokenizer:
     """byT5's tokenizer: each token is a byte, with the id byte + 3 (Xue et al. 2022, arXiv 2105.13626)."""
     character = byte_characters()
@@ -143,8 +126,11 @@ def byte_tokenizer(extra_ids: int = 125) -> Tokenizer:
     vocab |= {character[byte]: byte + len(specials) for byte in range(256)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    as_transformers = [decoders.Fuse(), _without_others(character), decoders.ByteLevel()]
-    tokenizer.decoder = decoders.Sequence(as_transformers)
+    # As in transformers, bytes that are no UTF-8 are left out; a U+FFFD of the text's own is kept, as U+FFFF meanwhile.
+    own, kept = ("".join(character[i] for i in mark.encode()) for mark in "\ufffd\uffff")
+    steps = [decoders.Fuse(), decoders.Replace(own, kept), decoders.ByteLevel()]
+    steps += [decoders.Replace("\ufffd", ""), decoders.Replace("\uffff", "\ufffd")]
+    tokenizer.decoder = decoders.Sequence(steps)
     sentinels = [f"<extra_id_{i}>" for i in range(extra_ids)]
     # As in transformers, the first three take the white space around them.
     around = {"lstrip": True, "rstrip": True, "normalized": False}
