@@ -16,7 +16,6 @@ from tokenizers import Tokenizer
 from checkpoints.folder import (
     MLX_LMS_ADAPTER,
     WEIGHTS,
-    converted,
     converted_path,
     is_converted,
     is_on_hub,
@@ -53,11 +52,9 @@ def runs_in_mlx_lm(config: Mapping) -> bool:
 def find_mlx_lm_folder(name: str) -> Path | None:
     """The folder of a decoder-only model: a path, a name under mlx_models/, or one in the hub's cache."""
     snapshot = cached(name) if is_on_hub(name) else None
-    path = converted_path(name)
-    if is_converted(path):
-        path = converted(name)  # None: from another model
-    folders = filter(None, [Path(name), path, snapshot])
-    return next(filter(is_mlx_lm_folder, folders), None)
+    folders = filter(None, [Path(name), converted_path(name), snapshot])
+    unmarked = (path for path in folders if path == Path(name) or not is_converted(path))
+    return next(filter(is_mlx_lm_folder, unmarked), None)
 
 
 def is_mlx_lm_folder(path: Path) -> bool:

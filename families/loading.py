@@ -24,9 +24,11 @@ from text.tokenizer import SOURCE_FILE, load_tokenizer
 def find(name: str, base: str | None = None) -> Path:
     """The folder that a user means: a converted one or one for mlx-lm, by its path or its name under mlx_models/, or that of a
     checkpoint, which is converted first. base: the model that an adapter of this name is merged into"""
+    if base is None and causal_loading.is_mlx_lm_folder(Path(name)):
+        return Path(name)
     path = converted(name, base)
-    if base is None:
-        path = causal_loading.find_mlx_lm_folder(name) or path
+    if path is None and base is None:
+        path = causal_loading.find_mlx_lm_folder(name)
     if path is None:
         return conversion.convert_first(name, base)
     return conversion.convert_again(name, path, base) if is_outdated(path) else path

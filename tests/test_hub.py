@@ -30,6 +30,7 @@ from common.errors import InputError
 from common.reporting import reporter
 from decoder import load
 from families.conversion import convert, describe
+from families.loading import find
 from terminal import cli
 
 MODEL = "org/model"
@@ -382,3 +383,13 @@ def test_names_and_revisions_that_are_not_there_are_named(hub, cache, name, revi
     with pytest.raises(InputError) as caught:
         fetch(name, revision)
     assert str(caught.value) == name + message
+
+
+def test_a_folder_called_like_an_owner_does_not_hide_the_hub(hub, cache, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("org/another").mkdir(parents=True)
+    with pytest.raises(InputError, match=f"^org/none{re.escape(NOT_THERE)}"):
+        find("org/none")
+    for name in ("mlx_models/none", "./none"):
+        with pytest.raises(InputError, match=f"^no model '{name}' here"):
+            find(name)

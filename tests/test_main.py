@@ -191,7 +191,7 @@ def test_a_mistake_is_one_line_and_an_exit_code(folder, arguments, code, message
         ),
         (
             dict(platform="darwin"),
-            "this Python is for Intel; MLX needs Apple silicon and an arm64 Py",
+            "an Intel Python: MLX needs Apple silicon and an arm64 Python",
         ),
         (dict(modules=sys.modules | {"mlx": None}), "no package mlx; activate the environment"),
     ],
