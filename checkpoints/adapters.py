@@ -4,6 +4,7 @@ Files: https://huggingface.co/docs/peft/developer_guides/checkpoint. What one of
 own module, as in training; PEFT's own merge changes all of them.
 """
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -175,18 +176,12 @@ def merge(
     for name, bias in merged.items():
         if _is(name, "final_logits_bias"):
             merged[name] = _with_size(sizes.get(bias.shape[-1], bias.shape[-1]), bias)
-    return merged, _with_sizes(config, sizes)
 
+    def resized(part: dict) -> dict:
+        now = (key for key, x in part.items() if key.endswith("vocab_size") and x in sizes)
+        return part | {key: sizes[part[key]] for key in now}
 
-def _with_sizes(config: Mapping, sizes: Mapping[int, int]) -> dict:
-    """A config.json, or a part of it, with other sizes of vocabularies."""
-    values = dict(config)
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            values[key] = _with_sizes(value, sizes)
-        elif key.endswith("vocab_size"):
-            values[key] = sizes.get(value, value)
-    return values
+    return merged, json.loads(json.dumps(config), object_hook=resized)
 
 
 def _is(name: str, end: str) -> bool:
