@@ -28,9 +28,9 @@ SAMPLE = 4  # when only trying: draft for one row in this many; again, this many
 LOGITS = 1 << 26  # the most logits in one verification: 256 MB in float32
 
 # Beliefs before anything is known, in plain steps, and how firm they are, in observations
-TOKEN = 0.15  # each further token to check: b
+ONE_ROW = (0.15, 2.0)  # each further token to check, b, and how firm that is
+MORE_ROWS = (0.3, 0.5)  # the same with several rows: one more token of each
 DRAFT = 0.1  # each token that the draft model drafts: d
-TOKEN_WEIGHT = 2.0
 NO_JUMP_WEIGHT = 0.7  # that the first token adds no jump j
 
 PLAIN, COPIED, MODELLED = range(3)  # ways of a step
@@ -69,10 +69,10 @@ class Ratio:
 class Costs:
     """The costs of steps with about this many rows, and when each way was last used."""
 
-    def __init__(self, like: "Costs | None" = None):
+    def __init__(self, rows: int, like: "Costs | None" = None):
         """like: the costs with another number of rows, to start from."""
         draft = DRAFT
-        token = TOKEN
+        token, token_weight = ONE_ROW if rows == 1 else MORE_ROWS
         jump = 0.0
         if like:
             knot_seconds, *others = like.estimate()
@@ -86,7 +86,7 @@ class Costs:
         self._prior_rows = np.array(
             [
                 *grows,
-                TOKEN_WEIGHT * (b - token * knots[0]),  # b is so many plain steps
+                token_weight * (b - token * knots[0]),  # b is so many plain steps
                 NO_JUMP_WEIGHT * (j - jump * knots[0]),  # j too
                 d - draft * knots[0],  # d too
             ]
@@ -196,7 +196,7 @@ class Schedule:
         def rate(candidate: Candidate) -> float:
             n = min(number, candidate.max_length, KNOTS[-1])
             tokens = self._brings(candidate, room, np.arange(n + 1), 0.0)[-1]
-            cost = TOKEN + (0.0 if candidate.copy else DRAFT)
+            cost = ONE_ROW[0] + (0.0 if candidate.copy else DRAFT)
             return (1 + tokens) / (1 + n * cost)
 
         copies = [candidate for candidate in candidates if candidate.copy]
@@ -262,11 +262,11 @@ class Schedule:
 
     def _costs_for(self, rows: int) -> Costs:
         """The costs with this many rows, first guessed from the nearest number."""
-        size = rows.bit_length()
-        key = size, self._drafter
+        key = rows.bit_length(), self._drafter
         if key not in self._costs:
-            nearest = sorted(self._costs, key=lambda each: (each[1] != key[1], abs(each[0] - size)))
-            self._costs[key] = Costs(self._costs[nearest[0]] if nearest else None)
+            distances = {k: (k[1] != key[1], abs(k[0] - key[0])) for k in self._costs}
+            nearest = min(distances, key=distances.__getitem__, default=key)
+            self._costs[key] = Costs(rows, self._costs.get(nearest))
         return self._costs[key]
 
     def _brings(self, candidate: Candidate, room: int, t: np.ndarray, rate: float) -> np.ndarray:
