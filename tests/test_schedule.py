@@ -1,6 +1,9 @@
 """How many tokens are drafted, on simulated machines: `auto` drafts where that pays, and not where it does not."""
 
+import json
 import random
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +17,14 @@ MODEL = Candidate("model", UNBOUNDED)
 
 # What checking T tokens costs in units of one, by (T, cost) points.
 MACHINES = {
+    "M1": [(1, 1), (2, 2), (520, 4)],
     "M4 Pro": [(1, 1), (4, 1.47), (8, 2.69), (65, 20.1), (520, 160)],
     "free": [(1, 1), (520, 1)],
 }
+REPLAYS = Path(__file__).parent / "schedule_replay.json"  # decisions by "machine, rows' numbers"
+COPIES = [COPY, Candidate("copy", 20, lambda n: [1] * n, "match 1")]
+MODELS = [MODEL, replace(MODEL, state="whole"), replace(MODEL, state="none", missing=30)]
+CHANCES = dict(zip(COPIES + MODELS, [0.95, 0.2, 0.7, 0.9, 0.4], strict=True))
 
 
 def take(plan, chance, confidence=0.9) -> Step:
@@ -171,6 +179,37 @@ def test_any_order_of_steps_can_be_planned_for():
             schedule.observe(Step(plan, Draft(None, plan.limits), accepted, rng.random()))
 
 
+def decisions(name: str) -> list[str]:
+    """Each row's drafter (its first letter) and limit, and the longest draft, in steps drawn from a seed."""
+    random.seed(0)
+    machine, *numbers = name.split(", ")
+    schedule, made = Schedule(32128), []
+    for i in range(240 // len(numbers)):
+        wanted = numbers[i // 20 % len(numbers) :]  # all rows at first
+        room = [random.randrange(-1, 40) for _ in wanted]
+        offered = [random.sample([*CHANCES], 2) for _ in wanted]
+        plan = schedule.plan(offered, room, wanted)
+        step = take(plan, CHANCES.get, np.array([random.random() ** 0.2 for _ in wanted]))
+        longest = step.draft.lengths.max()
+        chosen = zip(plan.candidates, plan.limits, strict=True)
+        limits = [f"{c.drafter[0]}{n}" if c else "-" for c, n in chosen]
+        made.append(f"{' '.join(limits)}: {longest}")
+        missing = sum(c.missing for c in plan.candidates if c)
+        step.draft = replace(step.draft, prefill_seconds=0.2 * missing)
+        step.offered, step.gained = offered, [[0] * (n + 1) for n in step.accepted]
+        seconds = np.interp(len(wanted) * (1 + longest), *zip(*MACHINES[machine], strict=True))
+        seconds += 0.1 * longest * plan.modelled.any()
+        step.seconds = seconds * (1 + 0.1 * random.random())
+        schedule.observe(step, [12 for left in room if left < 0])
+    return made
+
+
+def test_it_decides_what_it_decided_before():
+    """Record anew, with `PYTHONPATH=. python tests/test_schedule.py`, only a change that was meant and measured."""
+    for name, recorded in json.loads(REPLAYS.read_text()).items():
+        assert decisions(name) == recorded, name
+
+
 def test_a_large_vocabulary_bounds_the_length():
     schedule = Schedule(250_112)
     for _ in range(40):
@@ -245,3 +284,8 @@ def test_what_confidence_is_worth_is_learned():
         gammas.append(simulation.schedule.plan([[MODEL]], [1000]).stop.gamma)
     right, too_sure = gammas
     assert 0.6 < right < 1.5 and too_sure > 4
+
+
+if __name__ == "__main__":
+    anew = {name: decisions(name) for name in json.loads(REPLAYS.read_text())}
+    REPLAYS.write_text(json.dumps(anew, indent=0) + "\n")
