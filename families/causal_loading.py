@@ -141,8 +141,9 @@ def _text_side(folder: Path, chat: Any, kind: str) -> TextSide:
     chat_template = translation = languages = None
     if chat.has_chat_template:
         thinking = (chat.think_start, chat.think_end) if chat.has_thinking else None
+        calling = (chat.tool_call_start, chat.tool_call_end) if chat.has_tool_calling else None
         jinja = str(chat.chat_template)
-        chat_template = ChatTemplate(chat.apply_chat_template, jinja, thinking)
+        chat_template = ChatTemplate(chat.apply_chat_template, jinja, thinking, calling)
         translation, languages = translation_of(kind, jinja)
     return TextSide(
         _fast(chat, folder),

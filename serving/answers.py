@@ -5,6 +5,7 @@ import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping
+from contextlib import suppress
 from itertools import accumulate, count
 from typing import Any
 
@@ -17,8 +18,10 @@ from speculative.row import Row, Stats
 from text.tokenizer import token_bytes
 
 Piece = Callable[[int, bool], tuple[str, bytes]]
+CallParts = list[tuple[int, str | None, str]]
 Bodies = Iterator[dict[str, Any]]
 DONE = "data: [DONE]\n\n"
+_DECODER = json.JSONDecoder()
 _NAMED = re.compile(r'\{"name": ("(?:[^"\\]|\\.)*"), "arguments": ')
 
 
@@ -56,27 +59,57 @@ class Thinking:
         return thought.strip(), answer.lstrip()
 
 
-class Call:
-    """Splits the call of a function that a row writes, {"name": ..., "arguments": ...}, as its text arrives."""
+class Calls:
+    """Splits a text into what is before its calls of functions, {"name": ..., "arguments": ...}, and these calls, as the
+    text arrives. White space before the mark of the first call belongs to neither."""
 
-    def __init__(self) -> None:
-        self.id = f"call_{uuid.uuid4().hex}"
+    def __init__(self, mark: str):
+        """mark: what begins the first call; "": it begins the text"""
+        self.ids: list[str] = []  # of the calls that have begun
+        self._mark = mark
+        self._marked = re.compile(f"(.*?){re.escape(mark)}(.*)", re.DOTALL)
         self._text = ""
-        self._sent = 0  # characters; 0: not even the name
+        self._sent = [0]  # characters of the text before the calls, and of the arguments of each
 
-    def push(self, text: str, finish_reason: str | None) -> tuple[str | None, str]:
-        """Add the text's next piece. Returns the function's name, once it is complete, and more of its arguments."""
+    def push(self, text: str, is_last: bool) -> tuple[str, CallParts]:
+        """What the text's next piece adds before the calls, and to calls: a call's number, its name if it is new, and
+        more of its arguments."""
         self._text += text
-        head = _NAMED.match(self._text)
-        if head is None:
-            return None, ""
-        name = None if self._sent else json.loads(head[1])
-        end = len(self._text)
-        if self._text.endswith("}") and finish_reason != "length":  # the call's, or sent later
-            end -= 1
-        arguments = self._text[max(self._sent, head.end()) : end]
-        self._sent = end
-        return name, arguments
+        before, calls = self._text, ""
+        found = self._marked.match(self._text)
+        if found:
+            before, calls = found[1].rstrip(), found[2]
+        elif not is_last:  # its end may be the beginning of the mark
+            begun = max(n for n in range(len(self._mark)) if before.endswith(self._mark[:n]))
+            before = before[: len(before) - begun].rstrip()
+        new: CallParts = []
+        for i, (name, arguments) in enumerate(_calls_in(calls)):
+            if i == len(self.ids):
+                self.ids.append(f"call_{uuid.uuid4().hex}")
+                self._sent.append(0)
+                new.append((i, name, self._unsent(i + 1, arguments)))
+            elif len(arguments) > self._sent[i + 1]:
+                new.append((i, None, self._unsent(i + 1, arguments)))
+        return self._unsent(0, before), new
+
+    def _unsent(self, part: int, text: str) -> str:
+        """What a part of the text has gained."""
+        begin = self._sent[part]
+        self._sent[part] = len(text)
+        return text[begin:]
+
+
+def _calls_in(text: str) -> Iterator[tuple[str, str]]:
+    """The name and the arguments of each call in a text, of the last one as far as it goes."""
+    head = _NAMED.search(text)
+    while head:
+        end = len(text)
+        with suppress(ValueError, RecursionError):  # not complete, or deeper than Python reads
+            _, value_end = _DECODER.raw_decode(text, head.end())
+            if text[value_end : value_end + 1] == "}":
+                end = value_end
+        yield json.loads(head[1]), text[head.end() : end]
+        head = _NAMED.search(text, end)
 
 
 class AnswerWriter:
@@ -91,8 +124,12 @@ class AnswerWriter:
         self._ends = dict.fromkeys(rows, START)  # of what has been written
         self._has_usage = bool(request.stream_options.get("include_usage"))
         self._chat = isinstance(request, Chat)
-        is_call = isinstance(request, Chat) and request.callable_tools
-        self._calls = {row: Call() for row in rows} if is_call else {}
+        self._called = "tool_calls"  # the finish reason, and the field of a message
+        if isinstance(request, Chat) and request.functions:  # of older clients
+            self._called = "function_call"
+        tools = self.rows[0].options.tools
+        mark = "".join(tools["marks"][0].split()[:1]) if tools else ""
+        self._calls = {row: Calls(mark) for row in rows if tools}
         kind, name = ("chat.completion", "chatcmpl") if self._chat else ("text_completion", "cmpl")
         self._head = {
             "id": f"{name}-{uuid.uuid4().hex}",
@@ -126,12 +163,12 @@ class AnswerWriter:
 
     def _choice(self, step: RowStep) -> dict[str, Any]:
         finish_reason = step.now.finish_reason
-        thought, text = self._split(step)
+        thought, text, calls = self._split(step)
         choice: dict[str, Any] = {"index": self.rows.index(step.row)}
         if not self._chat:
             choice["text"] = text
         else:
-            message = self._call(step, text) if self._calls else {"content": text}
+            message = self._message(step.row, text, calls)
             if thought:
                 message["reasoning_content"] = thought
             if self._request.stream:
@@ -139,29 +176,41 @@ class AnswerWriter:
             else:
                 choice["message"] = {"role": "assistant", "refusal": None, **message}
         choice["logprobs"] = self._scored(step.row, step.new)
-        is_call = self._calls and finish_reason == "stop"
-        choice["finish_reason"] = "tool_calls" if is_call else finish_reason
+        choice["finish_reason"] = finish_reason
+        if finish_reason == "stop" and step.row in self._calls and self._calls[step.row].ids:
+            choice["finish_reason"] = self._called
         if self._request.origins:
             choice |= step.drafts()
         return choice
 
-    def _split(self, step: RowStep) -> tuple[str, str]:
-        """The thoughts and the text that a row has gained."""
+    def _split(self, step: RowStep) -> tuple[str, str, CallParts]:
+        """The thoughts, the text and the calls' parts that a row has gained."""
+        is_last = bool(step.now.finish_reason)
         text = "".join(step.row.texts[step.new])
-        return self._thinking[step.row].push(text, bool(step.now.finish_reason))
+        thought, text = self._thinking[step.row].push(text, is_last)
+        if step.row not in self._calls:
+            return thought, text, []
+        return thought, *self._calls[step.row].push(text, is_last)
 
-    def _call(self, step: RowStep, text: str) -> dict[str, Any]:
-        """The fields that a piece of a row's text adds to its message, which is a tool's call."""
-        name, arguments = self._calls[step.row].push(text, step.now.finish_reason)
-        call: dict[str, Any] = {"function": {"arguments": arguments}}
-        if name is not None:
-            call |= {"id": self._calls[step.row].id, "type": "function"}
-            call["function"]["name"] = name
-        elif not arguments:
-            return {"content": None}
-        if self._request.stream:
-            call["index"] = 0
-        return {"content": None, "tool_calls": [call]}
+    def _message(self, row: Row, text: str, calls: CallParts) -> dict[str, Any]:
+        """The fields that a text and parts of calls add to a row's message."""
+        if row not in self._calls:
+            return {"content": text}
+        listed = []
+        for i, name, arguments in calls:
+            call: dict[str, Any] = {"function": {"arguments": arguments}}
+            if name is not None:
+                call |= {"id": self._calls[row].ids[i], "type": "function"}
+                call["function"]["name"] = name
+            if self._request.stream:
+                call["index"] = i
+            listed.append(call)
+        message: dict[str, Any] = {"content": text or None}
+        if listed and self._called == "function_call":
+            return message | {"function_call": listed[0]["function"]}
+        if listed:
+            message["tool_calls"] = listed
+        return message
 
     def _scored(self, row: Row, new: slice) -> dict[str, Any] | None:
         if row.options.logprobs is None:
@@ -208,16 +257,15 @@ class AnswerWriter:
 
 
 class ResponseWriter(AnswerWriter):
-    """Writes the answer of /v1/responses, of one row: a message, after the reasoning of a model that thinks, or a call."""
+    """Writes the answer of /v1/responses, of one row: after the reasoning of a model that thinks a message, calls, or both."""
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         (self._row,) = self.rows
-        more = dict(object="response", created_at=self._head["created"], parallel_tool_calls=False)
-        self._head |= self._request.model_dump(include={"tools", "tool_choice"}) | more
-        self._items = [] if self._calls else [_item("message", "output_text", role="assistant")]
-        if self._thinking[self._row].marks:
-            self._items.insert(0, _item("reasoning", "reasoning_text", summary=[]))
+        more = dict(object="response", created_at=self._head["created"])
+        names = {"tools", "tool_choice", "parallel_tool_calls"}
+        self._head |= self._request.model_dump(include=names) | more
+        self._items: list[dict[str, Any]] = []
         self._numbers = count()
 
     async def events(self, steps: AsyncIterator[RowStep]) -> AsyncIterator[str]:
@@ -231,7 +279,8 @@ class ResponseWriter(AnswerWriter):
         yield DONE
 
     def whole(self, ends: Mapping[Row, Progress]) -> dict[str, Any]:
-        *_, last = [*self._grow(RowStep(self._row, START, ends[self._row])), *self._end()]
+        step = RowStep(self._row, START, ends[self._row])
+        *_, last = [*self._begin(), *self._grow(step), *self._end()]
         return last["response"]
 
     def _numbered(self, body: dict[str, Any]) -> str:
@@ -240,32 +289,42 @@ class ResponseWriter(AnswerWriter):
 
     def _begin(self) -> Bodies:
         yield {"type": "response.created", "response": self._response("in_progress", [])}
-        for index, item in enumerate(self._items):
+        if self._thinking[self._row].marks:
+            yield from self._added(_item("reasoning", "reasoning_text", summary=[]))
+        if not self._calls:
+            yield from self._added(_item("message", "output_text", role="assistant"))
+
+    def _added(self, item: dict[str, Any]) -> Bodies:
+        """The events of a new item."""
+        self._items.append(item)
+        index = len(self._items) - 1
+        if "content" not in item:
+            yield self._about(index, "output_item.added", item={**item})
+        else:
             yield self._about(index, "output_item.added", item=item | {"content": []})
             yield self._about(index, "content_part.added", part=item["content"][0])
 
     def _grow(self, step: RowStep) -> Bodies:
         self._ends[step.row] = step.now
-        thought, answer = self._split(step)
-        if self._calls:
-            yield from self._called(*self._calls[step.row].push(answer, step.now.finish_reason))
-            return
-        for index, item in enumerate(self._items):
-            text = answer if item["type"] == "message" else thought
-            part = item["content"][0]
-            part["text"] += text
+        thought, answer, calls = self._split(step)
+        kinds = [item["type"] for item in self._items]
+        if answer and "message" not in kinds:
+            yield from self._added(_item("message", "output_text", role="assistant"))
+            kinds.append("message")
+        for kind, text in (("reasoning", thought), ("message", answer)):
             if text:
-                yield self._about(index, f"{part['type']}.delta", delta=text, logprobs=[])
-
-    def _called(self, name: str | None, arguments: str) -> Bodies:
-        """The events of a piece of a function's call."""
-        if name is not None:
-            call = {"call_id": self._calls[self._row].id, "name": name, "arguments": ""}
-            self._items.append(_item("function_call", **call))
-            yield self._about(0, "output_item.added", item={**self._items[0]})
-        if arguments:
-            self._items[0]["arguments"] += arguments
-            yield self._about(0, "function_call_arguments.delta", delta=arguments)
+                part = self._items[kinds.index(kind)]["content"][0]
+                part["text"] += text
+                about = f"{part['type']}.delta"
+                yield self._about(kinds.index(kind), about, delta=text, logprobs=[])
+        for i, name, arguments in calls:
+            if name is not None:
+                call = {"call_id": self._calls[step.row].ids[i], "name": name, "arguments": ""}
+                yield from self._added(_item("function_call", **call))
+            index = len(self._items) - 1
+            if arguments:
+                self._items[index]["arguments"] += arguments
+                yield self._about(index, "function_call_arguments.delta", delta=arguments)
 
     def _end(self) -> Bodies:
         is_cut = self._ends[self._row].finish_reason == "length"

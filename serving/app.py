@@ -143,24 +143,25 @@ class Api:
     def _writer(self, request: Completion | Chat) -> AnswerWriter:
         """The writer of a request's answer. Raises InputError for what the model cannot take."""
         decoder = self.engine.decoder
-        options = decoder.seeded(request.options(self.engine.options, self.limits.answer_tokens))
+        limit = self.limits.answer_tokens
+        options = decoder.seeded(request.options(self.engine.options, limit, self._chat))
         prompts: Sequence[Content]
         if isinstance(request, Completion):
             prompts = request.prompt
         else:
             prompts = [request.prompt(self._chat, self.template)]
         seeds = RowSeeds(options.seed)
-        limit = self.limits.prompt_tokens
         rows = []
         for prompt in prompts:
-            rows += decoder.maker.rows(prompt, options, seeds, limit)
+            rows += decoder.maker.rows(prompt, options, seeds, self.limits.prompt_tokens)
         kind = ResponseWriter if isinstance(request, ResponseRequest) else AnswerWriter
         thinking = {row: self._thinking(request, row) for row in rows}
         return kind(request, thinking, self.gate.name, self._piece)
 
     def _thinking(self, request: Completion | Chat, row: Row) -> Thinking:
         """A splitter of a row's text. A text in a given form has no thoughts."""
-        if self._chat is None or row.grammar or not isinstance(request, Chat):
+        is_free = row.grammar is None or (row.options.tools or {}).get("or_text")
+        if self._chat is None or not is_free or not isinstance(request, Chat):
             return Thinking(None)
         tokenizer = self.engine.decoder.tokenizer
         prompt = tokenizer.decode(row.prompt[-_MAX_TAG:], skip_special_tokens=False)

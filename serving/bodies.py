@@ -43,7 +43,7 @@ NEUTRAL: dict[str, tuple] = {  # unsupported fields -> the values that change no
     "verbosity": ("medium",),
 }
 IGNORED = (  # fields that do not affect the text; the last ones are of samplers that have to be off
-    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention parallel_tool_calls"
+    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention"
     " cache_prompt priority request_id chat_id session_id id keep_alive id_slot n_keep timings_per_token mirostat_tau"
     " mirostat_eta xtc_threshold dynatemp_exponent repeat_last_n penalize_nl dry_base dry_allowed_length"
     " dry_penalty_last_n dry_sequence_breakers"

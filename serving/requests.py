@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import groupby
 from typing import Annotated, Any, Literal
@@ -12,7 +12,7 @@ from pydantic_core import from_json
 
 from common.errors import InputError
 from serving.bodies import OPTION_NAMES, Object, check_names, with_options
-from speculative.options import FORMS, MAX_NUMBER, TOKENS, Options
+from speculative.options import MAX_NUMBER, TOKENS, Options
 from speculative.processors import CountPenalty
 from text.text_side import ChatTemplate, Prompt
 
@@ -21,7 +21,6 @@ _DROPPABLE = (  # fields that are dropped where the chat template has no use for
 ).split()
 _SWITCHES = ("enable_thinking", "thinking")  # in chat templates
 _LANGUAGES = {"source_lang_code": "source_lang", "target_lang_code": "target_lang"}
-_JSON_SCHEMA = "https://json-schema.org/draft/2020-12/schema"
 
 
 def _joined(content: Any) -> str:
@@ -55,6 +54,20 @@ class _ChatMessage(Object):
     role: str
     content: Annotated[str, BeforeValidator(_joined)] = ""
     tool_calls: list[_ToolCall] = Field(default=[])
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_older_clients(cls, message: Any) -> Any:
+        """A message of a function, or with a call of one, under the names that tools have."""
+        if not isinstance(message, dict):
+            return message
+        message = dict(message)
+        called = message.pop("function_call", None)
+        if called:
+            message["tool_calls"] = [{"type": "function", "function": called}]
+        if message.get("role") == "function":
+            message["role"] = "tool"
+        return message
 
     def for_template(self, template: str) -> dict[str, Any]:
         """The message, in the nearest role that the template knows. Raises InputError for a field that it never uses."""
@@ -142,15 +155,17 @@ class Fields(Object):
         BeforeValidator(lambda bias: None if bias == [] else bias),
     ] = None
 
-    def options(self, defaults: Options, max_tokens: int = MAX_NUMBER) -> Options:
+    def options(
+        self, defaults: Options, max_tokens: int = MAX_NUMBER, chat: ChatTemplate | None = None
+    ) -> Options:
         """The options of its rows, with `max_tokens` tokens at most. Raises InputError if they are out of range."""
         more = self.model_extra or {}
         check_names(more, (*Completion.model_fields, *Chat.model_fields))
         given = {OPTION_NAMES[field]: x for field, x in more.items() if field in OPTION_NAMES}
-        given |= {name: value for name, value in self._own().items() if value is not None}
+        given |= {name: value for name, value in self._own(chat).items() if value is not None}
         return with_options(defaults, given, max_tokens)
 
-    def _own(self) -> dict[str, Any]:
+    def _own(self, chat: ChatTemplate | None) -> dict[str, Any]:
         """The options that are fields of this class."""
         own = dict[str, Any](logit_bias=self.logit_bias)
         if self.prediction:
@@ -180,14 +195,14 @@ class Completion(Fields):
     ]
     logprobs: Any = None
 
-    def _own(self) -> dict[str, Any]:
-        return super()._own() | {"logprobs": None if self.logprobs is False else self.logprobs}
+    def _own(self, chat: ChatTemplate | None) -> dict[str, Any]:
+        return super()._own(chat) | {"logprobs": None if self.logprobs is False else self.logprobs}
 
 
 class _Tool(Object):
     """A function that the model may call, or the choice of one."""
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     name: str
     description: str | None = None
     parameters: dict[str, Any] = Field({})  # a JSON schema
@@ -203,20 +218,6 @@ class _Tool(Object):
         return {name: x for name, x in tool.items() if name != "function"} | function
 
 
-def _schema_of_call(tools: Sequence[_Tool]) -> dict[str, Any]:
-    """The JSON schema of a call of one of these tools: its name, then its arguments."""
-    calls = []
-    closed = {"type": "object", "additionalProperties": False}
-    for index, tool in enumerate(tools):
-        # With an id, which older drafts call otherwise, "#" in its references is its own schema.
-        arguments = tool.parameters | {"$id": f"tool://{index}/", "$schema": _JSON_SCHEMA}
-        if "properties" in arguments or not arguments.keys() & {"$ref", "allOf", "anyOf", "oneOf"}:
-            arguments = closed | arguments
-        call = {"name": {"const": tool.name}, "arguments": arguments}
-        calls.append(closed | {"properties": call, "required": [*call]})
-    return {"anyOf": calls}
-
-
 class Chat(Fields):
     messages: Annotated[list[_ChatMessage], Field(min_length=1)]
     logprobs: bool = False
@@ -224,24 +225,42 @@ class Chat(Fields):
     max_completion_tokens: Any = None
     tools: list[_Tool] = Field(default=[])
     tool_choice: Literal["none", "auto", "required"] | _Tool = "auto"
+    parallel_tool_calls: bool = True
+    functions: Annotated[list[_Tool], BeforeValidator(lambda given: given or [])] = Field([])
+    function_call: Literal["none", "auto"] | _Tool = "auto"
     chat_template_kwargs: dict[str, Any] = Field(default={})
     reasoning_effort: str | None = None
     enable_thinking: bool | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
 
-    @property
-    def callable_tools(self) -> list[_Tool]:
-        """The tools of which the answer calls one; none: it is a text, such as after a tool's result with `auto`."""
+    @model_validator(mode="after")
+    def _as_tools(self) -> "Chat":
+        """The functions of older clients as tools."""
+        if self.functions:
+            self.tools, self.tool_choice = self.functions, self.function_call
+            self.parallel_tool_calls = False
+        return self
+
+    def calls(self, chat: ChatTemplate | None) -> dict[str, Any] | None:
+        """The tools' calls that the answer has or, with `or_text`, may have, for `Options.tools`; None: it is a text. A model
+        whose calls have no mark calls a tool for every message but a tool's result."""
         choice = self.tool_choice
+        marks = chat and chat.call_marks
         tools = self.tools
         if isinstance(choice, _Tool):
             tools = [tool for tool in tools if tool.name == choice.name]
-        elif choice == "none" or (choice == "auto" and self.messages[-1].role == "tool"):
-            return []
-        if not tools and choice != "auto":
+        is_auto = choice == "auto"
+        if choice == "none" or (is_auto and not marks and self.messages[-1].role == "tool"):
+            return None
+        if not (tools or is_auto):
             raise InputError("tool_choice asks for a function that is not in tools")
-        return tools
+        start, between, end = marks or ("", "", "")
+        if not self.parallel_tool_calls:
+            between = ""
+        functions = [tool.model_dump(include={"name", "parameters"}) for tool in tools]
+        form = dict(functions=functions, marks=(start, between, end))
+        return form | {"or_text": bool(marks) and is_auto} if functions else None
 
     def prompt(self, chat: ChatTemplate | None, settings: Mapping[str, Any]) -> Prompt:
         """The prompt for this chat template. settings: the server's arguments for it. InputError for what it cannot use."""
@@ -254,7 +273,7 @@ class Chat(Fields):
             raise InputError("reasoning_effort: this model's chat template always thinks")
         given = {"reasoning_effort", "continue_final_message", "add_generation_prompt"}
         template |= self.model_dump(include=given, exclude_none=True)
-        if self.callable_tools and _uses(source, "tools"):
+        if self.calls(chat) and _uses(source, "tools"):
             functions = self.model_dump(include={"tools"}, exclude_none=True)["tools"]
             template["tools"] = [{"type": each.pop("type"), "function": each} for each in functions]
         for name in self.chat_template_kwargs.keys() - {*_SWITCHES, *_LANGUAGES}:
@@ -263,16 +282,14 @@ class Chat(Fields):
         messages = [message.for_template(source) for message in self.messages]
         return Prompt(messages, template_kwargs=template | self.chat_template_kwargs)
 
-    def _own(self) -> dict[str, Any]:
-        own = super()._own() | {"max_tokens": self.max_completion_tokens}
+    def _own(self, chat: ChatTemplate | None) -> dict[str, Any]:
+        own = super()._own(chat) | {"max_tokens": self.max_completion_tokens}
         if self.logprobs:
             own["logprobs"] = self.top_logprobs
         elif self.top_logprobs != 0:
             raise InputError("top_logprobs needs logprobs: true")
         own |= {ours: self.chat_template_kwargs.get(name) for name, ours in _LANGUAGES.items()}
-        if self.callable_tools:  # response_format is for texts
-            own |= dict.fromkeys(FORMS) | {"json_schema": _schema_of_call(self.callable_tools)}
-        return own
+        return own | {"tools": self.calls(chat)}
 
 
 class _Text(Object):

@@ -119,6 +119,7 @@ BIASES = Values(
     lambda v: isinstance(v, Mapping) and all(map(_is_token, v)) and all(map(_is_bias, v.values())),
     "JSON",
 )
+CALLS = Values(dict, "functions with their marks", lambda v: isinstance(v, Mapping))
 FUNCTIONS = Values(
     list, "a list of functions", lambda v: isinstance(v, Iterable) and all(map(callable, v))
 )
@@ -284,6 +285,9 @@ class Options:
     json_schema: str | Mapping | None = _form("a JSON schema: generate only JSON that fits it")
     regex: str | None = _form("a regular expression: generate only text that matches it whole")
     grammar: str | None = _form("a grammar in Lark or GBNF: generate only text that fits it")
+    tools: Mapping | None = option(
+        None, CALLS, "functions to call", flags=None, request=None
+    )  # see text/grammar_compiler.py
     logprobs: int | None = _control(
         COUNT,
         "with --json: log-probabilities of each token and of the N most probable",
@@ -319,6 +323,8 @@ class Options:
         if self.delta and self.temp and self.rule != "token":
             raise InputError(f"delta works only with the acceptance rule token, not {self.rule}")
         given = [name for name in (*FORMS, "delta") if getattr(self, name) not in (None, 0)]
+        if self.tools is not None and self.delta:
+            given = ["tools", "delta"]
         if len(given) > 1:
             raise InputError(f"{given[0]} cannot be used with {given[1]}")
         samples = self.num_samples

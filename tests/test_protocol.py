@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.errors import InputError
-from serving.answers import AnswerWriter, Call, Thinking
+from serving.answers import AnswerWriter, Calls, Thinking
 from serving.bodies import IGNORED, NEUTRAL, SERVER_WIDE, parse
 from serving.engine import START, Progress
 from serving.requests import Chat, Completion, ResponseRequest
@@ -104,7 +104,10 @@ def test_what_is_not_said_is_the_servers():
         ({"prediction": {"type": "content", "content": "x", "n": 1}}, "no field 'prediction.n'"),
         ({"temprature": 1}, "no field 'temprature'; nearest: 'temperature'"),
         ({"adapters": "x"}, "no field 'adapters'$"),
-        ({"functions": [{"name": "f"}]}, "functions is not supported$"),
+        (
+            {"functions": [{"name": "f"}], "function_call": {"name": "g"}},
+            "a function that is not in tools",
+        ),
         (
             {"tools": [TOOL], "tool_choice": "requird"},
             "^tool_choice is not none, auto, required, or",
@@ -229,10 +232,10 @@ def test_a_message_has_what_its_template_uses():
 )
 def test_the_tools_that_are_meant_give_the_form(fields, called):
     request = parsed({**fields, "response_format": {"type": "json_object"}}, Chat)
-    form = request.options(Options()).json_schema
-    calls = [call["properties"] for call in form.get("anyOf", [])]
-    assert [call["name"]["const"] for call in calls] == called
-    assert called or form == {"type": "object"}
+    options = request.options(Options())
+    functions = (options.tools or {}).get("functions", [])
+    assert [function["name"] for function in functions] == called
+    assert options.json_schema == {"type": "object"}
 
 
 @pytest.mark.parametrize("arguments", ["{}", r'{"a": "}\"{", "b": [{"c": {}}]}', '"}"', "-1.5"])
@@ -241,11 +244,11 @@ def test_a_call_is_split_wherever_it_is_cut(arguments):
     head = '{"name": "f", "arguments": '
     text = f"{head}{arguments}}}"
     for end, size in itertools.product(range(len(text) + 1), (1, 3, 99)):
-        call = Call()
-        pieces = [call.push(text[i : min(i + size, end)], None) for i in range(0, end, size)]
-        pieces.append(call.push("", "stop" if end == len(text) else "length"))
-        assert [name for name, _ in pieces if name] == ["f"] * (end >= len(head))
-        split = "".join(more for _, more in pieces)
+        calls = Calls("")
+        pushed = [calls.push(text[i : min(i + size, end)], False) for i in range(0, end, size)]
+        parts = [part for before, parts in [*pushed, calls.push("", True)] for part in parts]
+        assert [name for _, name, _ in parts if name] == ["f"] * (end >= len(head))
+        split = "".join(more for _, _, more in parts)
         assert split == text[len(head) : min(end, len(text) - 1)]
 
 

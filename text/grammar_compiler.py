@@ -3,7 +3,7 @@
 import json
 import re
 import threading
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -15,11 +15,10 @@ from tokenizers import Tokenizer
 from common.errors import InputError
 from speculative.grammar import LOOKAHEAD, Matcher
 from speculative.options import FORMS, Options
+from text.schemas import STYLE, check, leave_out, schema_of_call
 from text.tokenizer import is_byte_level, token_bytes
 
 CONTEXT = 8  # tokens that may matter to the tokenization of the next
-# As Python's json.dumps writes it, and models are used to. With free white space almost nothing would be forced.
-STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 STACK = 512 << 20  # bytes: the compiler recurses from rule to rule; 5,000 rules overflow 8 MB
 _STACK_SIZE = threading.Lock()  # Python has one size for all new threads
 
@@ -38,21 +37,22 @@ class Grammars:
 
     def matcher(self, options: Options) -> Matcher | None:
         """A matcher for the form that the options ask for, if any. InputError if it cannot be compiled."""
-        for name in FORMS:
-            form = getattr(options, name)
-            if form is not None:
-                text = form if isinstance(form, str) else json.dumps(form, ensure_ascii=False)
-                compiled = self._compiled(name, text)
-                if isinstance(compiled, BaseException):
-                    raise compiled
-                return compiled.copy()
-        return None
+        forms = {name: getattr(options, name) for name in FORMS}
+        if options.tools and not options.tools["or_text"]:
+            forms = {}
+        given = {name: x for name, x in {"tools": options.tools, **forms}.items() if x is not None}
+        if not given:
+            return None
+        compiled = self._compiled(json.dumps(given, ensure_ascii=False))
+        if isinstance(compiled, BaseException):
+            raise compiled
+        return compiled.copy()
 
-    def _attempt(self, name: str, form: str) -> Matcher | BaseException:
-        """The matcher, or why there is none: some forms take seconds to be refused."""
+    def _attempt(self, forms: str) -> Matcher | BaseException:
+        """The matcher, or why there is none: some forms take seconds to be refused. forms: by name, in JSON"""
         with ThreadPoolExecutor(1) as pool, _STACK_SIZE:
             before = threading.stack_size(STACK)
-            compiling = pool.submit(self._compile, name, form)  # starts its thread
+            compiling = pool.submit(self._compile, json.loads(forms))  # starts its thread
             threading.stack_size(before)
         return compiling.exception() or compiling.result()
 
@@ -79,18 +79,17 @@ class Grammars:
         self._dropped_space = " " if dropped else ""
         return LLTokenizer(TokenizerWrapper(self), eos_token=ends)
 
-    def _compile(self, name: str, form: str) -> Matcher:
+    def _compile(self, forms: dict[str, Any]) -> Matcher:
         tokenizer = self.ready
         from llguidance import LLMatcher
         from llguidance.gbnf_to_lark import GbnfToLarkError
 
+        name = next(iter(forms))
         try:
-            grammars = json.dumps({"grammars": self._grammars(name, form)})
+            grammars = json.dumps({"grammars": self._grammars(forms)})
             engine = LLMatcher(tokenizer, grammars, log_level=0)
             if engine.is_error():
                 raise ValueError(engine.get_error())
-            if name == "json_schema":
-                _check_warnings(engine.get_grammar_warnings())
             matcher = Matcher(engine, self._usual)
             if not matcher.goes_on(matcher.forced([], LOOKAHEAD)):
                 raise ValueError("no text in the model's vocabulary fits it, or it is too complex")
@@ -101,24 +100,81 @@ class Grammars:
             raise InputError(f"{name}: {reason}") from None
         return matcher
 
-    def _grammars(self, name: str, form: str) -> list[dict]:
-        """The form as llguidance's grammars, the first of which is the whole text's."""
-        from llguidance import regex_to_lark
+    def _grammars(self, forms: dict[str, Any]) -> list[dict]:
+        """The forms as llguidance's grammars, the first of which is the whole text's."""
+        # Forcing allows only the usual tokens of a forced text, which must have exactly its bytes.
+        written = "".join(_text_of(form) for form in forms.values())
+        plain = self._is_byte_level and written.isascii() and not re.search(r"\\[uUxX]", written)
+        lossless = plain and self._tokenizer.decode(self(written)) == written
+        head = "" if lossless else '%llguidance {"no_forcing": true}\n'
+        space = json.dumps(self._dropped_space)
+        if any(forms.get("tools", {}).get("marks", ())):  # which are tokens of their own
+            space += "?"
+        text = {"lark_grammar": f"{head}start: {space} @{next(iter(forms))}"}
+        return [text, *(self._grammar(name, forms) | {"name": name} for name in forms)]
+
+    def _grammar(self, name: str, forms: Mapping[str, Any]) -> dict:
+        """One of the forms as a grammar."""
+        from llguidance import LLMatcher, regex_to_lark
         from llguidance.gbnf_to_lark import any_to_lark
 
+        form = forms[name]
+        if name == "tools":
+            text = next((f"@{other}" for other in forms if other != name), "")
+            return {"lark_grammar": self._calls(**form, text=text)}
         if name == "grammar":
-            answer = {"lark_grammar": any_to_lark(form)}
-        elif name == "regex":
+            return {"lark_grammar": any_to_lark(form)}
+        if name == "regex":
             regex = f"/{regex_to_lark(form, '')}/ & /{_writable(self.tokens)}/"
-            answer = {"lark_grammar": f"start: TEXT\nTEXT: {regex}"}
+            return {"lark_grammar": f"start: TEXT\nTEXT: {regex}"}
+        schema = json.loads(form) if isinstance(form, str) else form
+        leave_out(schema)
+        check(schema)
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=STYLE)
+        return json.loads(grammar)["grammars"][0]
+
+    def _calls(
+        self,
+        functions: Sequence[Mapping[str, Any]],
+        marks: Sequence[str],
+        or_text: bool,
+        text: str,
+    ) -> str:
+        """Calls of functions, or a text, in Lark. marks: before, between and after the calls; with none between there is
+        one call; text: the rule of a text that has a form; "": it has none, and calls may follow it"""
+        calls = []
+        for i, function in enumerate(functions):
+            try:
+                calls.append(schema_of_call(i, **function))
+            except ValueError as error:
+                raise ValueError(f"{function['name']}: {error}") from None
+        special = self._tokenizer.get_added_tokens_decoder().items()
+        names = {token.content: i for i, token in special if not self.tokens[i]}
+        parts = re.compile(f"({'|'.join(map(re.escape, names))}|\\s+)")
+
+        def lark(mark: str) -> list[str]:
+            written = filter(None, parts.split(mark))
+            return [f"<[{names[x]}]>" if x in names else json.dumps(x) for x in written]
+
+        start, between, end = map(lark, marks)
+        rules = [f"call: %json {json.dumps({'anyOf': calls, 'x-guidance': STYLE})}"]
+        more = ["(", *between, "call", ")*"] if between else []
+        rules.append(" ".join(["calls:", "call", *more, *end]))
+        if not or_text or text:
+            rules.append(" ".join(["start:", *[text, "|"] * or_text, *start, "calls"]))
         else:
-            answer = _schema_grammar(form)
-        # Forcing allows only the usual tokens of a forced text, which must have exactly its bytes.
-        plain = self._is_byte_level and form.isascii() and not re.search(r"\\[uUxX]", form)
-        lossless = plain and self._tokenizer.decode(self(form)) == form
-        head = "" if lossless else '%llguidance {"no_forcing": true}\n'
-        text = {"lark_grammar": f"{head}start: {json.dumps(self._dropped_space)} @answer"}
-        return [text, answer | {"name": "answer"}]
+            # What the model writes without a form, until a mark
+            others = [
+                str(i)
+                for name, i in names.items()
+                if i not in self._hidden and name not in marks[0]
+            ]
+            free = f"(TEXT? <[{','.join(others)}]>)*" if others else ""
+            rules.append(" ".join(["start:", free, "(TEXT? | head", *start[1:], "calls)"]))
+            rules.append("TEXT: /(?s:.+)/")
+            is_token = start[0].startswith("<")
+            rules.append(f"head: TEXT? {start[0]}" if is_token else f"head[lazy]: TEXT? {start[0]}")
+        return "\n".join(rules)
 
     def __call__(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -139,27 +195,6 @@ class Grammars:
         return self._split(new.decode(errors="ignore"))
 
 
-def _schema_grammar(form: str) -> dict:
-    """A JSON schema as a grammar."""
-    from llguidance import LLMatcher
-
-    json.loads(form, parse_int=_check_number, parse_float=_check_number)
-    if '"minProperties"' in form and '"patternProperties"' in form:
-        raise ValueError("minProperties with patternProperties: use required")
-    style = STYLE | {"lenient": True}  # warns of what it does not support
-    (grammar,) = json.loads(LLMatcher.grammar_from_json_schema(form, overrides=style))["grammars"]
-    return grammar
-
-
-def _check_warnings(warnings: Sequence[str]) -> None:
-    """Raise ValueError for what llguidance does not support in a schema."""
-    for warning in warnings:
-        if warning.startswith("oneOf"):
-            raise ValueError("the alternatives of oneOf may overlap; use anyOf")
-        if not warning.startswith("Unknown format"):  # those are annotations
-            raise ValueError(warning)
-
-
 def _writable(tokens: Sequence[bytes]) -> str:
     """A regular expression for the texts that these tokens can write, as far as single characters say."""
     texts = {token.decode(errors="replace") for token in tokens}
@@ -169,8 +204,5 @@ def _writable(tokens: Sequence[bytes]) -> str:
     return f"[{listed}]*"
 
 
-def _check_number(text: str) -> float:
-    """The number. Raises ValueError for those near the end of 64 bits, with which llguidance overflows its stack."""
-    if float(text) < -9.2e18:
-        raise ValueError(f"{text} is below -9.2e18")
-    return float(text)
+def _text_of(form: Any) -> str:
+    return form if isinstance(form, str) else json.dumps(form, ensure_ascii=False)

@@ -4,6 +4,7 @@ import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from tokenizers import Encoding, Tokenizer
@@ -102,12 +103,13 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """apply: transformers' and mlx-lm's `apply_chat_template`; jinja: the template's text; thinking: the marks before
-    and after what the model thinks."""
+    """apply: transformers' and mlx-lm's `apply_chat_template`; jinja: the template's text; thinking, calling: the marks
+    before and after what the model thinks, and before and after its calls of tools."""
 
     apply: Callable[..., str]
     jinja: str = ""
     thinking: tuple[str, str] | None = None
+    calling: tuple[str, str] | None = None
 
     def render(self, prompt: Prompt) -> str:
         """The text that the template makes of a chat, with the special tokens. InputError if it refuses the messages."""
@@ -122,6 +124,31 @@ class ChatTemplate:
         if prompt.user_text.strip() not in text:
             warnings.warn("the chat template leaves out or changes the user's text", stacklevel=2)
         return text
+
+    @cached_property
+    def call_marks(self) -> tuple[str, str, str] | None:
+        """What the model writes before, between and after calls of tools, as the template renders earlier ones; "" between
+        if they are not JSON there, {"name": ..., "arguments": ...}. None if it knows no tools or marks no calls."""
+        call = {"name": "f", "arguments": {"a": 1}}
+        calls = [{"id": f"call0000{i}", "type": "function", "function": call} for i in range(2)]
+        tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
+
+        def rendered(tools: Any = (tool,), **answer: Any) -> str:
+            turns = [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": "", **answer},
+            ]
+            return self.apply(turns, tools=tools, tokenize=False, add_generation_prompt=False)
+
+        try:
+            before, after = rendered(content="ANSWER").split("ANSWER")
+            if rendered(None, content="ANSWER").startswith(before):
+                return None
+            _, written = rendered(tool_calls=calls).split(before)
+            start, between, end = written.removesuffix(after).split(json.dumps(call))
+        except Exception:  # templates may raise any class
+            return self.calling and (self.calling[0], "", self.calling[1])
+        return (start.lstrip(), between, end) if start.strip() else None
 
     def thinks(self, prompt: str, begun: str) -> bool:
         """Whether the answer goes on inside what the model thinks. prompt: the end of the rendered prompt; begun: the
