@@ -77,7 +77,14 @@ class Grammars:
         word = next((i for i, text in enumerate(self.tokens) if re.match(rb" \w", text)), None)
         dropped = word is not None and not self._tokenizer.decode([word]).startswith(" ")
         self._dropped_space = " " if dropped else ""
-        return LLTokenizer(TokenizerWrapper(self), eos_token=ends)
+        wrapped = TokenizerWrapper(self)
+        names = map(self._tokenizer.id_to_token, range(len(self.tokens)))
+        # Special tokens have to differ: llguidance knows them by their bytes.
+        wrapped.tokens = [
+            text or (name or f"<unnamed {i}>").encode()
+            for i, (text, name) in enumerate(zip(self.tokens, names, strict=True))
+        ]
+        return LLTokenizer(wrapped, eos_token=ends)
 
     def _compile(self, forms: dict[str, Any]) -> Matcher:
         tokenizer = self.ready
