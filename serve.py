@@ -19,9 +19,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from checkpoints.folder import read_json
 from common.errors import InputError
 from common.reporting import reporter
 from decoder import BATCH_SIZE, Options, SpeculativeDecoder
+from families.loading import find
 from speculative.options import DECLARED
 from speech.transcriber import is_speech
 from terminal import cli
@@ -124,6 +126,15 @@ def model_id(model: str | Path) -> str:
     return Path(model).resolve().name or DEFAULT_NAME
 
 
+def model_names(model: str | Path, given: Iterable[str | None]) -> list[str]:
+    """The names that a user could call a model by: as it is given, and, if an adapter is merged into it, that and its base,
+    each also by the last part of its name. given: the flags for it."""
+    raw = read_json(find(str(model)) / "config.json")
+    merged = [raw.get("converted_from"), raw["adapter_base"]] if "adapter_base" in raw else []
+    named = [str(name) for name in (model, *given, *merged) if name]
+    return [DEFAULT_NAME, *named, *map(model_id, named)]
+
+
 def text_decoder(models: Models, options: Options, verbose: bool) -> SpeculativeDecoder:
     """The decoder of a model for texts."""
     decoder = open_decoder(models, options, verbose=verbose, serves=True)
@@ -136,9 +147,9 @@ def text_decoder(models: Models, options: Options, verbose: bool) -> Speculative
 
 def make_api(args, options: Options, address: str) -> Api:
     """The server's routes, with the models loaded."""
+    given = args.model, args.adapter_path
     models = Models.of(args)
-    last_part = model_id(models.model)
-    names = [DEFAULT_NAME, str(models.model), last_part]
+    names: list[str] = []
     transcriber = None
     if args.model and is_speech(args.model):
         refuse(args, OF_TEXT, "the model transcribes audio; this is for texts")
@@ -148,11 +159,11 @@ def make_api(args, options: Options, address: str) -> Api:
         options = replace(options, lookup=False)
     else:
         decoder = text_decoder(models, options, args.verbose)
+    names += model_names(models.model, given)
     prompt_format = decoder.text.prompt_format(template_kwargs=args.chat_template_config)
     hosts = allowed_hosts(args.host, address, args.allowed_hosts)
-    gate = Gate(
-        args.served_model_name or last_part, names, args.api_key, hosts, args.allowed_origins
-    )
+    name = args.served_model_name or model_id(models.model)
+    gate = Gate(name, names, args.api_key, hosts, args.allowed_origins)
     config = decoder.model.config
     limits = Limits(
         args.max_prompt_tokens or config.max_prompt_tokens or MAX_TOKENS,

@@ -24,17 +24,23 @@ _SHAPES = {
 }
 _FALSE = (
     "background bad_words ban_eos_token documents dry_multiplier dynamic_temperature dynatemp_range early_stopping echo"
-    " enable_thinking epsilon_cutoff eta_cutoff functions ignore_eos include_stop_str_in_output logits_processors min_keep"
-    " mirostat mirostat_mode n_probs penalty_alpha post_sampling_probs return_token_ids return_tokens"
-    " return_tokens_as_token_ids smoothing_factor suffix tools top_a top_logprobs use_beam_search xtc_probability"
+    " enable_thinking epsilon_cutoff eta_cutoff extra_body functions ignore_eos include_stop_str_in_output logits_processors"
+    " mcp_servers min_keep mirostat mirostat_mode n_probs penalty_alpha plugins post_sampling_probs provider return_token_ids"
+    " return_tokens return_tokens_as_token_ids smoothing_factor suffix tools top_a top_logprobs transforms use_beam_search"
+    " web_search_options xtc_probability"
 )
 _TRUE = "add_bos_token skip_special_tokens spaces_between_special_tokens"
 _ONE = "best_of encoder_repetition_penalty guidance_scale length_penalty repeat_penalty tfs tfs_z typical typical_p"
+THINKING_OFF: dict[str, tuple] = {  # other servers' fields
+    "reasoning": ({"enabled": False}, {"effort": "none"}),
+    "thinking": (False, {"type": "disabled"}),
+}
 NEUTRAL: dict[str, tuple] = {  # unsupported fields -> the values that change nothing
-    **dict.fromkeys(_FALSE.split(), (False, [], "")),
+    **dict.fromkeys(_FALSE.split(), (False, [], "", {})),
     **dict.fromkeys(_TRUE.split(), (True,)),
     **dict.fromkeys(_ONE.split(), (1,)),
     **dict.fromkeys(("function_call", "tool_choice"), ("none", "auto")),
+    **THINKING_OFF,
     "include": ([], ["reasoning.encrypted_content"]),
     "modalities": (["text"],),
     "previous_response_id": (),
@@ -43,11 +49,12 @@ NEUTRAL: dict[str, tuple] = {  # unsupported fields -> the values that change no
     "verbosity": ("medium",),
 }
 IGNORED = (  # fields that do not affect the text; the last ones are of samplers that have to be off
-    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention"
-    " cache_prompt priority request_id chat_id session_id id keep_alive id_slot n_keep timings_per_token mirostat_tau"
-    " mirostat_eta xtc_threshold dynatemp_exponent repeat_last_n penalize_nl dry_base dry_allowed_length"
-    " dry_penalty_last_n dry_sequence_breakers"
+    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention parallel_tool_calls"
+    " cache_prompt priority request_id chat_id session_id id keep_alive usage tags ttl timeout guided_decoding_backend"
+    " id_slot n_keep timings_per_token mirostat_tau mirostat_eta xtc_threshold dynatemp_exponent repeat_last_n penalize_nl"
+    " dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers"
 ).split()
+_FORMS = "guided_choice guided_grammar guided_json guided_regex grammar json_schema regex".split()
 SERVER_WIDE = ("lookup", "delta", "acceptance")
 _SERVED = {name: d.served for name, d in DECLARED.items() if d.served is not None}
 OPTION_NAMES = {d.request or name: name for name, d in DECLARED.items() if d.request is not None}
@@ -116,6 +123,9 @@ def check_names(more: dict[str, Any], declared: Iterable[str]) -> None:
     """Raise InputError for an unknown or unsupported field. declared: the other fields that may have been meant."""
     for field, value in more.items():
         if not any(field in names for names in (OPTION_NAMES, NEUTRAL, SERVER_WIDE, IGNORED)):
+            if field in _FORMS:
+                hint = "use response_format or structured_outputs"
+                raise InputError(f"there is no field {field!r}; {hint}")
             near = get_close_matches(field, (*OPTION_NAMES, *declared), n=1, cutoff=0.8)
             hint = f"; nearest: {near[0]!r}" if near else ""
             raise InputError(f"there is no field {field[:50]!r}{hint}")
@@ -151,6 +161,8 @@ def _normalised(name: str, value: Any) -> Any:
     """An option's value as `Options` takes it: JSON writes 256.0 for 256, and other servers have their own "off"."""
     if isinstance(value, float) and value.is_integer() and DECLARED[name].values.kind is int:
         value = int(value)
+    if name == "stop" and isinstance(value, list):
+        value = [text for text in value if text != ""]
     theirs, ours = _OFF.get(name, (None, None))
     return ours if value == theirs and not isinstance(value, bool) else value
 

@@ -11,14 +11,16 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import from_json
 
 from common.errors import InputError
-from serving.bodies import OPTION_NAMES, Object, check_names, with_options
+from serving.bodies import OPTION_NAMES, THINKING_OFF, Object, check_names, with_options
 from speculative.options import MAX_NUMBER, TOKENS, Options
 from speculative.processors import CountPenalty
 from text.text_side import ChatTemplate, Prompt
 
 _DROPPABLE = (  # fields that are dropped where the chat template has no use for them
-    "parsed name tool_call_id reasoning_content reasoning annotations id type status phase"
+    "parsed name tool_call_id reasoning_content reasoning reasoning_details thinking_blocks annotations id type status phase"
+    " opts provider_specific_fields timestamp created created_at updated_at model metadata refusal"
 ).split()
+_OTHER_PARTS = {"image": "pictures", "audio": "sound", "video": "videos", "file": "files"}
 _SWITCHES = ("enable_thinking", "thinking")  # in chat templates
 _LANGUAGES = {"source_lang_code": "source_lang", "target_lang_code": "target_lang"}
 
@@ -26,6 +28,10 @@ _LANGUAGES = {"source_lang_code": "source_lang", "target_lang_code": "target_lan
 def _joined(content: Any) -> str:
     """A message's content: a text or a list of text parts."""
     parts = content if isinstance(content, list) else [content]
+    for kind in [str(x.get("type")) for x in parts if isinstance(x, dict)]:
+        for part, name in _OTHER_PARTS.items():
+            if part in kind:
+                raise ValueError(f"has to be text here, not {name}")
     may = {"type", "text", "annotations", "logprobs", "cache_control"}
     texts = [x.get("text") if isinstance(x, dict) and x.keys() <= may else x for x in parts]
     if not all(isinstance(text, str) for text in texts):
@@ -220,7 +226,7 @@ class _Tool(Object):
 
 class Chat(Fields):
     messages: Annotated[list[_ChatMessage], Field(min_length=1)]
-    logprobs: bool = False
+    logprobs: Annotated[bool, Field(strict=False)] = False  # others send 0
     top_logprobs: Any = 0
     max_completion_tokens: Any = None
     tools: list[_Tool] = Field(default=[])
@@ -266,7 +272,11 @@ class Chat(Fields):
         """The prompt for this chat template. settings: the server's arguments for it. InputError for what it cannot use."""
         source = chat.jinja if chat else ""
         template = dict(settings)
-        thinks = False if self.reasoning_effort == "none" else self.enable_thinking
+        more = self.model_extra or {}
+        thinks = self.enable_thinking
+        is_off = any(more.get(name) in values for name, values in THINKING_OFF.items())
+        if is_off or self.reasoning_effort == "none":
+            thinks = False
         if thinks is not None:
             template["enable_thinking"] = thinks
         if thinks is False and chat and chat.thinking and not _uses(source, *_SWITCHES):

@@ -17,6 +17,7 @@ from helpers.pairs import RAW, both, inputs, known
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
+import serve
 from checkpoints.adapters import merge
 from checkpoints.folder import open_checkpoint
 from checkpoints.tensors import to_mlx
@@ -166,6 +167,22 @@ def test_an_adapter_beside_a_whole_model_is_used_if_it_is_named_as_one(t5, monke
     with t5.disable_adapter():
         convert("adapter", alone, "float32", force=True)
         assert_close(cached_logits(load(alone)[0], *given, 7), reference_logits(t5, *given))
+
+
+@pytest.mark.parametrize(
+    "model, adapter, names",
+    [
+        ("adapter", None, "adapter base"),
+        ("mlx_models/adapter", None, "mlx_models/adapter adapter base"),
+        ("base", "./adapter", "./adapter adapter base mlx_models/base-adapter base-adapter"),
+    ],
+)
+def test_a_server_knows_an_adapters_model_by_each_name_that_its_user_may_give(
+    t5, model, adapter, names
+):
+    find("adapter")
+    used = str(find(adapter, model)) if adapter else model
+    assert {*names.split(), "default_model"} <= {*serve.model_names(used, (model, adapter))}
 
 
 def test_bin_files_and_a_tokenizer_of_its_own(t5):
