@@ -28,14 +28,12 @@ _LANGUAGES = {"source_lang_code": "source_lang", "target_lang_code": "target_lan
 def _joined(content: Any) -> str:
     """A message's content: a text or a list of text parts."""
     parts = content if isinstance(content, list) else [content]
-    for kind in [str(x.get("type")) for x in parts if isinstance(x, dict)]:
-        for part, name in _OTHER_PARTS.items():
-            if part in kind:
-                raise ValueError(f"has to be text here, not {name}")
     may = {"type", "text", "annotations", "logprobs", "cache_control"}
     texts = [x.get("text") if isinstance(x, dict) and x.keys() <= may else x for x in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError("has to be text here")
+        kinds = " ".join(str(x.get("type")) for x in parts if isinstance(x, dict))
+        sent = "".join(f", not {name}" for kind, name in _OTHER_PARTS.items() if kind in kinds)
+        raise ValueError(f"has to be text here{sent}")
     return "".join(map(str, texts))
 
 

@@ -219,7 +219,7 @@ def test_the_grammar_wins_over_bans(demo_pair):
         ({"json_schema": "{"}, "Expecting property name"),
         ({"regex": "(?=a)b"}, "look-around"),
         ({"grammar": "start: missing"}, "missing"),
-        ({"grammar": "start: <foo>"}, "llguidance cannot compile it"),
+        ({"grammar": "start: <foo>"}, 'unknown special token: "<foo>"$'),
         ({"grammar": 'start: "one" "\\n"'}, "no text in the model's vocabulary"),
         ({"regex": "a\nb"}, "no text in the model's vocabulary"),
         ({"regex": r"[^\s\S]"}, "no text in the model's vocabulary"),

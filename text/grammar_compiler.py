@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from common.errors import InputError
 from speculative.grammar import LOOKAHEAD, Matcher
 from speculative.options import FORMS, Options
-from text.schemas import STYLE, check, leave_out, schema_of_call
+from text.schemas import STYLE, check, leave_out, schema_of_calls
 from text.tokenizer import is_byte_level, token_bytes
 
 CONTEXT = 8  # tokens that may matter to the tokenization of the next
@@ -37,13 +37,15 @@ class Grammars:
 
     def matcher(self, options: Options) -> Matcher | None:
         """A matcher for the form that the options ask for, if any. InputError if it cannot be compiled."""
-        forms = {name: getattr(options, name) for name in FORMS}
+        names = ["tools", *FORMS]
         if options.tools and not options.tools["or_text"]:
-            forms = {}
-        given = {name: x for name, x in {"tools": options.tools, **forms}.items() if x is not None}
-        if not given:
+            names = ["tools"]
+        forms = {
+            name: getattr(options, name) for name in names if getattr(options, name) is not None
+        }
+        if not forms:
             return None
-        compiled = self._compiled(json.dumps(given, ensure_ascii=False))
+        compiled = self._compiled(json.dumps(forms, ensure_ascii=False))
         if isinstance(compiled, BaseException):
             raise compiled
         return compiled.copy()
@@ -101,7 +103,8 @@ class Grammars:
             if not matcher.goes_on(matcher.forced([], LOOKAHEAD)):
                 raise ValueError("no text in the model's vocabulary fits it, or it is too complex")
         except (ValueError, RecursionError, GbnfToLarkError) as error:
-            reason = shorten(str(error), 300, placeholder=" ...")
+            named, *_ = str(error).split("; following special tokens")
+            reason = shorten(named, 300, placeholder=" ...")
             if reason.startswith("panic"):
                 reason = "llguidance cannot compile it"
             raise InputError(f"{name}: {reason}") from None
@@ -110,7 +113,7 @@ class Grammars:
     def _grammars(self, forms: dict[str, Any]) -> list[dict]:
         """The forms as llguidance's grammars, the first of which is the whole text's."""
         # Forcing allows only the usual tokens of a forced text, which must have exactly its bytes.
-        written = "".join(_text_of(form) for form in forms.values())
+        written = "".join(map(str, forms.values()))
         plain = self._is_byte_level and written.isascii() and not re.search(r"\\[uUxX]", written)
         lossless = plain and self._tokenizer.decode(self(written)) == written
         head = "" if lossless else '%llguidance {"no_forcing": true}\n'
@@ -127,61 +130,45 @@ class Grammars:
 
         form = forms[name]
         if name == "tools":
-            text = next((f"@{other}" for other in forms if other != name), "")
-            return {"lark_grammar": self._calls(**form, text=text)}
+            texts = [f"@{other}" for other in forms if other != name]
+            return {"lark_grammar": self._calls(form, texts)}
         if name == "grammar":
             return {"lark_grammar": any_to_lark(form)}
         if name == "regex":
             regex = f"/{regex_to_lark(form, '')}/ & /{_writable(self.tokens)}/"
             return {"lark_grammar": f"start: TEXT\nTEXT: {regex}"}
         schema = json.loads(form) if isinstance(form, str) else form
+        text = json.dumps(schema)
+        if '"minProperties"' in text and '"patternProperties"' in text:
+            raise ValueError("minProperties with patternProperties: use required")
         leave_out(schema)
         check(schema)
         grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=STYLE)
         return json.loads(grammar)["grammars"][0]
 
-    def _calls(
-        self,
-        functions: Sequence[Mapping[str, Any]],
-        marks: Sequence[str],
-        or_text: bool,
-        text: str,
-    ) -> str:
-        """Calls of functions, or a text, in Lark. marks: before, between and after the calls; with none between there is
-        one call; text: the rule of a text that has a form; "": it has none, and calls may follow it"""
-        calls = []
-        for i, function in enumerate(functions):
-            try:
-                calls.append(schema_of_call(i, **function))
-            except ValueError as error:
-                raise ValueError(f"{function['name']}: {error}") from None
-        special = self._tokenizer.get_added_tokens_decoder().items()
-        names = {token.content: i for i, token in special if not self.tokens[i]}
-        parts = re.compile(f"({'|'.join(map(re.escape, names))}|\\s+)")
-
-        def lark(mark: str) -> list[str]:
-            written = filter(None, parts.split(mark))
-            return [f"<[{names[x]}]>" if x in names else json.dumps(x) for x in written]
-
-        start, between, end = map(lark, marks)
-        rules = [f"call: %json {json.dumps({'anyOf': calls, 'x-guidance': STYLE})}"]
-        more = ["(", *between, "call", ")*"] if between else []
-        rules.append(" ".join(["calls:", "call", *more, *end]))
-        if not or_text or text:
-            rules.append(" ".join(["start:", *[text, "|"] * or_text, *start, "calls"]))
+    def _calls(self, tools: Mapping[str, Any], texts: list[str]) -> str:
+        """Calls of tools, or a text, in Lark. texts: the rule of a text in a form; without, calls may follow a text"""
+        start, between, end = map(self._lark, tools["marks"])
+        mark, _, rest = start.partition(" ")
+        rules = [
+            f"call: %json {json.dumps(schema_of_calls(tools['functions']))}",
+            f"calls: {rest} call {f'({between} call)*' * bool(between)} {end}",
+            "TEXT: /(?s:.+)/",
+        ]
+        if texts or not tools["or_text"]:
+            rules.append(f"start: {' | '.join([*texts, f'{mark} calls'])}")
+        elif mark.startswith("<"):  # a token
+            rules.append(f"start: {mark.replace('[', '[^')}* ({mark} calls)?")
         else:
-            # What the model writes without a form, until a mark
-            others = [
-                str(i)
-                for name, i in names.items()
-                if i not in self._hidden and name not in marks[0]
-            ]
-            free = f"(TEXT? <[{','.join(others)}]>)*" if others else ""
-            rules.append(" ".join(["start:", free, "(TEXT? | head", *start[1:], "calls)"]))
-            rules.append("TEXT: /(?s:.+)/")
-            is_token = start[0].startswith("<")
-            rules.append(f"head: TEXT? {start[0]}" if is_token else f"head[lazy]: TEXT? {start[0]}")
+            rules += ["start: TEXT? | head calls", f"head[lazy]: TEXT? {mark}"]
         return "\n".join(rules)
+
+    def _lark(self, mark: str) -> str:
+        """A mark in Lark: special tokens, other texts and white space."""
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        rules = {token.content: f"<[{i}]>" for i, token in added if not self.tokens[i]}
+        parts = re.split(f"({'|'.join(map(re.escape, rules))}|\\s+)", mark)
+        return " ".join(rules.get(part, json.dumps(part)) for part in parts if part)
 
     def __call__(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -209,7 +196,3 @@ def _writable(tokens: Sequence[bytes]) -> str:
     if "\ufffd" in texts:  # there are tokens for parts of characters
         listed += r"\x{80}-\x{10ffff}"
     return f"[{listed}]*"
-
-
-def _text_of(form: Any) -> str:
-    return form if isinstance(form, str) else json.dumps(form, ensure_ascii=False)
