@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from copy import deepcopy
 from types import SimpleNamespace
 
 import mlx.core as mx
@@ -273,6 +274,139 @@ def test_a_calls_arguments_are_those_of_its_tool(name, arguments, fits):
     text = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     matcher = bytes_only(1).matcher(request.options(Options()))
     assert matcher.is_complete([byte + 3 for byte in text.encode()]) is fits
+
+
+def tools_of(*schemas: dict, **more) -> dict:
+    """The option of tools with these schemas of their arguments."""
+    functions = [{"name": f"f{i}", "parameters": schema} for i, schema in enumerate(schemas)]
+    return {"functions": functions, "marks": ("", "", ""), "or_text": False, **more}
+
+
+MARKS_OF_TOKENS = ("<user>\n", "\n", "<system>")
+
+
+def takes(matcher: Matcher, text: str) -> bool:
+    return matcher.is_complete([byte + 3 for byte in text.encode()])
+
+
+WORD = {"type": "string", "pattern": "^(?!x)[a-z]+$"}
+NARROWER = [  # what llguidance cannot express; a value that fits the rest; the place
+    ({"type": "array", "uniqueItems": True}, "[1, 1]", ""),
+    ({"type": "array", "contains": {"type": "null"}, "minContains": 2}, "[]", ""),
+    ({"type": "object", "dependentRequired": {"a": ["b"]}}, '{"a": 1}', ""),
+    ({"type": "object", "unevaluatedProperties": False}, '{"a": 1}', ""),
+    ({"type": "object", "propertyNames": {"maxLength": 1}}, '{"ab": 1}', ""),
+    ({"type": "integer", "not": {"const": 3}}, "3", ""),
+    ({"if": {"type": "string"}, "then": {"minLength": 2}}, '"a"', ""),
+    ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, "3", ""),
+    ({"type": "integer", "minimum": -(2**63)}, "-3", ""),
+    ({"type": "number", "maximum": 1.7e308}, "3", ""),
+    ({"items": [{"anyOf": [WORD, {"type": "null"}]}]}, '["xa"]', ".items.0.anyOf.0"),
+    ({"$ref": "#/$defs/W"}, '"xa"', ""),
+    ({"patternProperties": {"^(?!x)": {}}, "additionalProperties": False}, '{"a": 1}', ""),
+]
+
+
+@pytest.mark.parametrize(("schema", "value", "place"), NARROWER)
+def test_a_tool_leaves_out_what_only_narrows_and_a_schema_is_refused_with_the_place(
+    schema, value, place
+):
+    root = {"type": "object", "properties": {"a": schema, "b": {"const": 1}}}
+    root |= {"required": ["a", "b"], "$defs": {"W": WORD}}
+    with pytest.raises(InputError, match=f"^json_schema: properties.a{place}: "):
+        bytes_only(1).matcher(Options(json_schema=deepcopy(root)))
+    matcher = bytes_only(1).matcher(Options(tools=tools_of(PERSON, root)))
+    call = '{"name": "f1", "arguments": {"a": %s, "b": %s}}'
+    assert takes(matcher, call % (value, 1)) and not takes(matcher, call % (value, 2))
+
+
+@pytest.mark.parametrize("widens", [False, True])
+def test_what_is_no_schema_or_says_nothing(widens):
+    """Wrong is wrong for tools too, which are named; what says nothing is no reason to refuse a schema."""
+    for wrong, reason in (
+        ({"type": "any"}, "Invalid type"),
+        ({"$ref": "#/none"}, "does not exist"),
+    ):
+        schema = {"properties": {"a": {"items": wrong}}}
+        option = {"tools": tools_of({}, schema)} if widens else {"json_schema": schema}
+        where = "tools: f1." if widens else "json_schema: "
+        with pytest.raises(InputError, match=f"^{where}properties.a.items: .*{reason}"):
+            bytes_only(1).matcher(Options(**option))
+    idle = {"uniqueItems": False, "unevaluatedItems": True, "dependentRequired": {}}
+    assert takes(bytes_only(1).matcher(Options(json_schema=idle)), "[1, 1]")
+
+
+MARKS = ("<call>\n", "\n</call>\n<call>\n", "\n</call>")
+CALL = '{"name": "f0", "arguments": {"on": true}}'
+SWITCH = {"properties": {"on": {"type": "boolean"}}, "required": ["on"]}
+
+
+@pytest.mark.parametrize("text", ["", "Well.", "Well. <cal", "Well. <call>x", "\n", '{"name": '])
+def test_a_text_may_call_tools_after_the_models_own_mark(text):
+    free = bytes_only(1).matcher(Options(tools=tools_of(SWITCH, marks=MARKS, or_text=True)))
+    assert takes(free, text) == ("<call>" not in text)
+    called = f"{text.partition('<call>')[0]}<call>\n{CALL}\n</call>"
+    assert takes(free, called) and takes(free, f"{called}\n<call>\n{CALL}\n</call>")
+    for wrong in (called[:-1], f"{called} ", called.replace("true", "1"), f"<call>{CALL}</call>"):
+        assert not takes(free, wrong)
+    single = tools_of(SWITCH, marks=(MARKS[0], "", MARKS[2]), or_text=True)
+    form = bytes_only(1).matcher(Options(tools=single, regex="Yes|No"))
+    assert takes(form, "Yes") and takes(form, f"<call>\n{CALL}\n</call>")
+    assert not takes(form, text) and not takes(form, f"{called}\n<call>\n{CALL}\n</call>")
+    bound = bytes_only(1).matcher(Options(tools=tools_of(SWITCH, marks=MARKS)))
+    assert takes(bound, f"<call>\n{CALL}\n</call>") and not takes(bound, text)
+
+
+def test_a_special_token_is_a_mark_and_no_other_is_taken_for_it(lossless):
+    """llguidance tells special tokens by their bytes: without, its masks allowed each for each."""
+    grammars = SpeculativeDecoder(*lossless[:2]).maker.grammars
+    tools = tools_of(SWITCH, marks=("<user>", "", "<system>"), or_text=True)
+    matcher = grammars.matcher(Options(tools=tools))
+    user, system = 2, 3
+    word, call = grammars("cat"), grammars(CALL)
+    assert matcher.allowed([*word, system])[user]
+    assert not matcher.allowed([*word, user])[[user, system, 4]].any()
+    assert np.flatnonzero(matcher.allowed([*word, user, *call])).tolist() == [system]
+    assert matcher.is_complete([*word, user, *call, system])
+    alone = grammars.matcher(Options(grammar='start: "a" | <user> "b"'))
+    assert [token for token in range(2, 320) if alone.allowed([])[token]] == [user, *grammars("a")]
+
+
+@pytest.mark.parametrize("sampled", [{}, SAMPLED])
+def test_texts_that_may_call_tools_are_plain_decodings(cpu, lossless, sampled):
+    """A bias makes the token that is the mark more likely from row to row."""
+    target, tokenizer, draft = lossless
+    alone = SpeculativeDecoder(target, tokenizer)
+    both = SpeculativeDecoder(target, tokenizer, draft)
+    results, origins = [], Counter[str]()
+    for decoder, batch_size, settings in (
+        (alone, 4, dict(num_draft=0)),
+        (alone, 1, dict(num_draft=6, lookup=True)),
+        (both, 3, dict(num_draft=4)),
+        (both, 4, dict(num_draft="auto", lookup=True)),
+    ):
+        rows = [
+            decoder.maker.row(
+                prompt,
+                Options(
+                    tools=tools_of(SWITCH, PERSON, marks=MARKS_OF_TOKENS, or_text=True),
+                    logit_bias={2: bias, 5: -bias},
+                    max_tokens=60,
+                    **settings,
+                    **sampled,
+                ),
+                lambda tokens: bytes(16),
+            )
+            for prompt, bias in zip(PROMPTS, (0.0, 1.0, 2.0, 3.0), strict=True)
+        ]
+        with decoder.running(Options(**settings)) as driver:
+            list(driver.decode(Waiting(rows), batch_size))
+        results.append([(row.tokens, row.finish_reason) for row in rows])
+        origins.update(origin for row in rows for origin in row.origins)
+    assert all(result == results[0] for result in results)
+    assert {2 in tokens for tokens, _ in results[0]} == {True, False}
+    assert FAILED not in {reason for _, reason in results[0]}
+    assert all(origins[kind] > 3 for kind in ("forced", "draft_model", "corrected"))
 
 
 def test_only_formats_that_are_known_bind():

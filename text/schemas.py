@@ -10,6 +10,7 @@ STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separat
 STYLE |= {"lenient": True}  # warns of the keywords that it leaves out
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _BY_NAME = "$defs definitions properties patternProperties dependentSchemas".split()
+_COMBINING = {"$ref", "allOf", "anyOf", "oneOf"}
 _VALUES = ("enum", "const", "default", "examples")  # hold no schemas
 _IDLE: dict[str, Any] = {"uniqueItems": False, "dependentRequired": {}, "dependentSchemas": {}}
 _IDLE |= dict.fromkeys(("unevaluatedProperties", "unevaluatedItems"), True)
@@ -49,17 +50,19 @@ def _faults(schema: Mapping[str, Any], widens: bool) -> list[str]:
     return [each for each in shown if not each.startswith("Unknown format")]  # an annotation
 
 
-def check(schema: Mapping[str, Any], widens: bool = False, place: str = "", **defs: Any) -> None:
+def check(
+    schema: Mapping[str, Any], widens: bool = False, place: str = "", defs: Any = None
+) -> None:
     """Raise ValueError, with the place, for what llguidance cannot do with a schema. widens: as for `_faults`; place: of
-    the schema; defs: the definitions that it may refer to"""
-    defs = {key: schema.get(key, defs.get(key, {})) for key in _BY_NAME[:2]}
+    the schema, with a dot; defs: the definitions that it may refer to"""
+    defs = (defs or {}) | {key: schema[key] for key in _BY_NAME[:2] if key in schema}
     for fault in _faults({**defs, **schema}, widens)[:1]:
         for inside, part in _parts(schema):
             if fault in _faults({**defs, **part}, widens):
-                check(part, widens, f"{place}{inside}: ", **defs)
+                check(part, widens, f"{place}{inside}.", defs)
         if fault.startswith("oneOf"):
             fault = "the alternatives of oneOf may overlap; use anyOf"
-        raise ValueError(f"{place}{fault}")
+        raise ValueError(f"{place.rstrip('.')}: {fault}".removeprefix(": "))
 
 
 def leave_out(schema: dict[str, Any], widens: bool = False) -> None:
@@ -86,9 +89,10 @@ def schema_of_calls(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         leave_out(function["parameters"], widens=True)
         # With an id, which older drafts call otherwise, "#" in its references is its own schema.
         arguments = function["parameters"] | {"$id": f"tool://{index}/", "$schema": _DIALECT}
-        if "properties" in arguments or not arguments.keys() & {"$ref", "allOf", "anyOf", "oneOf"}:
+        is_whole = "properties" in arguments or not arguments.keys() & _COMBINING
+        if is_whole and not _faults(closed | arguments, True):  # such as a property only required
             arguments = closed | arguments
-        check(arguments, True, f"{function['name']}: ")
+        check(arguments, True, f"{function['name']}.")
         call = {"name": {"const": function["name"]}, "arguments": arguments}
         calls.append(closed | {"properties": call, "required": [*call]})
     return {"anyOf": calls, "x-guidance": STYLE}

@@ -15,6 +15,17 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
+# As Qwen's: it knows tools, and a call begins with the model's own mark.
+TOOL_TEMPLATE = (
+    "{% if tools %}<system>{{ tools|map(attribute='function')|map(attribute='name')|join }}<end>{% endif %}"
+    + TEMPLATE.replace(
+        "{{ m.content }}",
+        """{{ m.content }}{% for c in m.tool_calls or [] %}{% if m.content or not loop.first %}{{ '\\n' }}{% endif %}
+{{- '<call>\\n{"name": "' + c.function.name + '", "arguments": ' + c.function.arguments|tojson + '}\\n</call>' }}
+{%- endfor %}""",
+    )
+)
+
 
 def tokenizer() -> Tokenizer:
     """A byte-level one, with marks for a chat."""
