@@ -64,7 +64,8 @@ class Matcher:
         """The first tokens of what must follow a text, which may have no end, in the usual tokenization."""
         if not self.go_to(text):
             return []
-        new = self._engine.compute_ff_bytes()
+        # Of a copy: after this an llguidance that comes to a special token allows nothing.
+        new = self._engine.deep_copy().compute_ff_bytes()
         tokens = self._usual(text, new[: 16 * max_tokens])[:max_tokens] if new else []
         return tokens[: self.passing(text, tokens)]
 

@@ -366,6 +366,8 @@ def test_a_special_token_is_a_mark_and_no_other_is_taken_for_it(lossless):
     word, call = grammars("cat"), grammars(CALL)
     assert matcher.allowed([*word, system])[user]
     assert not matcher.allowed([*word, user])[[user, system, 4]].any()
+    for n in range(len(call)):
+        matcher.forced([*word, user, *call[:n]], 9)
     assert np.flatnonzero(matcher.allowed([*word, user, *call])).tolist() == [system]
     assert matcher.is_complete([*word, user, *call, system])
     alone = grammars.matcher(Options(grammar='start: "a" | <user> "b"'))
