@@ -140,6 +140,7 @@ def test_what_is_not_obeyed_is_refused_at_every_depth(fields, reason):
         ({"stream_options": {"include_usage": None}, "response_format": None}, {}),
         ({"chat_id": "x", "session_id": "y", "verbosity": "medium", "cache_prompt": True}, {}),
         ({"top_k": -1, "top_p": 0, "stop": ""}, {"stop": ()}),
+        ({"stop": ["", "x"], "logprobs": 0}, {"stop": ["x"]}),
         ({"repetition_penalty": 0.0}, {"repetition_penalty": 1.0}),
         ({"max_tokens": 256.0, "seed": 3.0}, {"max_tokens": 256, "seed": 3}),
         ({"num_draft_tokens": 3}, {"num_draft": 3}),
@@ -190,6 +191,23 @@ def test_fields_that_clients_send_though_they_are_off():
     for value in (True, False):
         prompt = parsed({"enable_thinking": value}, Chat).prompt(switch, {"enable_thinking": True})
         assert prompt.template_kwargs == {"enable_thinking": value}
+
+
+def test_what_is_off_or_bookkeeping_is_taken_and_forms_of_other_servers_have_a_hint():
+    off = {"thinking": {"type": "disabled"}, "reasoning": {"enabled": False}, "provider": {}}
+    off |= {"plugins": [], "usage": {"include": True}, "tags": ["a"], "ttl": 300, "timeout": 60}
+    for kind in (Completion, Chat):
+        assert options_of(off, kind) == Options()
+    switch = ChatTemplate(str, "user enable_thinking", ("<t>", "</t>"))
+    for field in ("thinking", "reasoning"):
+        prompt = parsed({field: off[field]}, Chat).prompt(switch, {"enable_thinking": True})
+        assert prompt.template_kwargs == {"enable_thinking": False}
+    for field in ("guided_json", "grammar", "json_schema", "guided_regex"):
+        with pytest.raises(InputError, match=f"'{field}'; use response_format or structured"):
+            options_of({field: {"a": 1}}, Chat)
+    own = {"opts": {}, "provider_specific_fields": {"a": 1}, "timestamp": 1, "created": 2}
+    (message,) = parsed({"messages": [{"role": "user", "content": "x"} | own]}, Chat).messages
+    assert message.for_template("user") == {"role": "user", "content": "x"}
 
 
 def test_a_message_has_what_its_template_uses():
@@ -252,6 +270,69 @@ def test_a_call_is_split_wherever_it_is_cut(arguments):
         assert split == text[len(head) : min(end, len(text) - 1)]
 
 
+@pytest.mark.parametrize("mark", ["<call>", "[CALLS] ["])
+def test_a_text_and_its_calls_are_split_wherever_they_are_cut(mark):
+    """Also a call that is an argument of a call."""
+    arguments = ['{"a": "}{\\"name\\": \\""}', '{"b": {"name": "f", "arguments": {}}}']
+    called = [f'{{"name": "f{i}", "arguments": {x}}}' for i, x in enumerate(arguments)]
+    text = f"Let me see: <cal, [CA\n\n{mark}{' , '.join(called)} end"
+    for size in (1, 3, 7, 999):
+        calls = Calls(mark.split()[0])
+        pieces = [text[i : i + size] for i in range(0, len(text), size)]
+        pushed = [calls.push(piece, False) for piece in pieces] + [calls.push("", True)]
+        assert "".join(before for before, _ in pushed) == "Let me see: <cal, [CA"
+        parts = [part for _, parts in pushed for part in parts]
+        assert [name for _, name, _ in parts if name] == ["f0", "f1"] and len(calls.ids) == 2
+        for i in range(2):
+            assert "".join(more for j, _, more in parts if j == i) == arguments[i]
+    for rest in ("no <cal", "no call. \n"):
+        calls = Calls(mark)
+        assert calls.push(rest[:5], False)[0] + calls.push(rest[5:], True)[0] == rest
+
+
+TOLD = ChatTemplate(str, "tools tool_calls tool", calling=("<c>", "</c>"))
+TOLD.__dict__["call_marks"] = ("<c>", "</c><c>", "</c>")
+
+
+@pytest.mark.parametrize(
+    "fields, called, marks",
+    [
+        ({}, "may", ("<c>", "</c><c>", "</c>")),
+        ({"messages": [{"role": "tool", "content": "r"}]}, "may", ("<c>", "</c><c>", "</c>")),
+        ({"parallel_tool_calls": False}, "may", ("<c>", "", "</c>")),
+        ({"tool_choice": "required"}, "has to", ("<c>", "</c><c>", "</c>")),
+        ({"tool_choice": NAMED["function"] | {"name": "f"}}, "has to", ("<c>", "</c><c>", "</c>")),
+        ({"tool_choice": "none"}, "", None),
+    ],
+)
+def test_where_the_template_marks_calls_the_model_chooses(fields, called, marks):
+    request = parsed({"tools": [TOOL], **fields}, Chat)
+    tools = request.options(Options(), chat=TOLD).tools
+    assert (tools and tools["marks"]) == marks
+    assert not called or tools["or_text"] == (called == "may")
+    assert ("tools" in request.prompt(TOLD, {}).template_kwargs) == bool(called)
+
+
+def test_functions_of_older_clients_are_tools_and_are_called_in_their_form():
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "function_call": function},
+        {"role": "function", "name": "f", "content": "r"},
+    ]
+    fields = {"functions": [TOOL["function"]], "function_call": {"name": "f"}, "messages": messages}
+    request, newer = (parsed(x, Chat) for x in (fields, {"tools": [TOOL]}))
+    assert request.tools == newer.tools and request.tool_choice.name == "f"
+    _, called, result = [m.for_template("tool_calls tool") for m in request.messages]
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    assert called["tool_calls"] == [call] and result["role"] == "tool"
+    (row,) = of_rows = rows(1, tools=request.options(Options()).tools)
+    row.texts = ['{"name": "f", "argu', 'ments": {"a": ', "1}}"]
+    (choice,) = writer(fields, of_rows, Chat).whole({row: END})["choices"]
+    assert choice["finish_reason"] == "function_call"
+    assert choice["message"]["function_call"] == function
+
+
 def test_arguments_for_a_template_are_languages_or_its_own():
     chat = ChatTemplate(str, "{{ enable_thinking }}{{ tools }}{{ user }}", ("<t>", "</t>"))
     kwargs = {"source_lang_code": "en", "target_lang_code": "de", "enable_thinking": True}
@@ -280,7 +361,7 @@ def test_a_chats_parts_are_its_text():
     request = parsed({"messages": messages}, Chat)
     assert [message.content for message in request.messages] == ["a", "bc"]
     parts[0] = {"type": "image_url", "image_url": {"url": "x"}}
-    with pytest.raises(InputError, match=r"messages\.1\.content has to be text"):
+    with pytest.raises(InputError, match=r"messages\.1\.content has to be text here, not pictures"):
         parsed({"messages": messages}, Chat)
 
 

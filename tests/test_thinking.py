@@ -11,7 +11,7 @@ from helpers import causal_folders
 from common.errors import InputError
 from decoder import load
 from serving.answers import Thinking
-from text.text_side import Prompt
+from text.text_side import ChatTemplate, Prompt
 
 MARKS = ("<think>", "</think>")
 # As Qwen3's ends; a template such as DeepSeek-R1's begins to think itself.
@@ -52,6 +52,36 @@ def test_thoughts_are_split_off_wherever_the_text_is_cut(text, thought, answer):
         assert split(pieces) == (thought, answer)
         if begins:
             assert split(["", *rest], begun=True) == (thought, answer)
+
+
+MISTRAL = "{% if tools %}[TOOLS]{% endif %}" + causal_folders.TEMPLATE.replace(
+    "{{ m.content }}",
+    """{{ m.content }}{% for c in m.tool_calls or [] %}{{ '[CALLS] [' if loop.first else ', ' }}
+    {{- c.function|tojson }}{{ ']' if loop.last }}{% endfor %}""",
+)
+OWN = causal_folders.TOOL_TEMPLATE.replace("|tojson", "|items")  # a call in a syntax of its own
+UNMARKED = causal_folders.TOOL_TEMPLATE.replace("<call>\\n", "")
+UNTOLD = causal_folders.TOOL_TEMPLATE.replace("{% if tools %}", "{% if false %}")
+
+
+@pytest.mark.parametrize(
+    "template, marks",
+    [
+        (causal_folders.TOOL_TEMPLATE, ("<call>\n", "\n</call>\n<call>\n", "\n</call>")),
+        (MISTRAL, ("[CALLS] [", ", ", "]")),
+        (OWN, ("<own>", "", "</own>")),
+        (UNMARKED, None),
+        (UNTOLD, None),
+        (causal_folders.TEMPLATE, None),
+    ],
+)
+def test_the_marks_of_calls_are_the_templates_or_mlx_lms(template, marks):
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=causal_folders.tokenizer(), chat_template=template
+    )
+    own = ("<own>", "</own>")
+    assert ChatTemplate(tokenizer.apply_chat_template, calling=own).call_marks == marks
 
 
 @pytest.fixture(scope="module")
