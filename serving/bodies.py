@@ -55,6 +55,7 @@ IGNORED = (  # fields that do not affect the text; the last ones are of samplers
     " dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers"
 ).split()
 _FORMS = "guided_choice guided_grammar guided_json guided_regex grammar json_schema regex".split()
+MAX_FORM = 1 << 16  # characters: llguidance may hold Python's lock for seconds over a larger one
 SERVER_WIDE = ("lookup", "delta", "acceptance")
 _SERVED = {name: d.served for name, d in DECLARED.items() if d.served is not None}
 OPTION_NAMES = {d.request or name: name for name, d in DECLARED.items() if d.request is not None}
@@ -142,6 +143,8 @@ def with_options(defaults: Options, given: dict[str, Any], max_tokens: int) -> O
         given["max_tokens"] = min(given["max_tokens"], max_tokens)
     if given.keys() & {*FORMS}:  # instead of the defaults'
         given = dict.fromkeys(FORMS) | given
+    for name in given.keys() & {*FORMS}:
+        check_size(name, given[name])
     for name, limit in (_SERVED | {"max_tokens": max_tokens}).items():
         value = given.get(name)
         if isinstance(value, int) and value > limit:
@@ -155,6 +158,12 @@ def with_options(defaults: Options, given: dict[str, Any], max_tokens: int) -> O
         return replace(defaults, **given)
     except OptionError as error:
         raise OptionError(_request_name(error.name), error.value, error.values) from None
+
+
+def check_size(name: str, form: Any) -> None:
+    """Raise InputError for a form that is too large. name: what to call it"""
+    if len(str(form)) > MAX_FORM:
+        raise InputError(f"{name} has {len(str(form))} characters; {MAX_FORM} at most")
 
 
 def _normalised(name: str, value: Any) -> Any:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import from_json
 
 from common.errors import InputError
-from serving.bodies import OPTION_NAMES, THINKING_OFF, Object, check_names, with_options
+from serving.bodies import OPTION_NAMES, THINKING_OFF, Object, check_names, check_size, with_options
 from speculative.options import MAX_NUMBER, TOKENS, Options
 from speculative.processors import CountPenalty
 from text.text_side import ChatTemplate, Prompt
@@ -227,7 +227,7 @@ class Chat(Fields):
     logprobs: Annotated[bool, Field(strict=False)] = False  # others send 0
     top_logprobs: Any = 0
     max_completion_tokens: Any = None
-    tools: list[_Tool] = Field(default=[])
+    tools: list[_Tool] = Field(default=[], max_length=128)
     tool_choice: Literal["none", "auto", "required"] | _Tool = "auto"
     parallel_tool_calls: bool = True
     functions: Annotated[list[_Tool], BeforeValidator(lambda given: given or [])] = Field([])
@@ -263,6 +263,8 @@ class Chat(Fields):
         if not self.parallel_tool_calls:
             between = ""
         functions = [tool.model_dump(include={"name", "parameters"}) for tool in tools]
+        for function in functions:
+            check_size(f"the function {function['name'][:50]!r}", function)
         form = dict(functions=functions, marks=(start, between, end))
         return form | {"or_text": bool(marks) and is_auto} if functions else None
 

@@ -123,6 +123,14 @@ def test_what_is_not_said_is_the_servers():
         ),
         ({"structured_outputs": {"choice": ["a"], "regex": "b"}}, "choice and regex cannot"),
         (
+            {"structured_outputs": {"grammar": "".join(f'a{i}: "b"\n' for i in range(20_000))}},
+            "^grammar has 228890 characters; 65536 at most$",
+        ),
+        (
+            {"tools": [{"name": "f", "parameters": {"enum": ["x" * 70_000]}}]},
+            "^the function 'f' has 70.* characters; 65536 at most$",
+        ),
+        (
             {"structured_outputs": {"regex": "b"}, "response_format": {"type": "json_object"}},
             "^regex and response_format cannot be used together$",
         ),
