@@ -149,7 +149,7 @@ def make_api(args, options: Options, address: str) -> Api:
     """The server's routes, with the models loaded."""
     given = args.model, args.adapter_path
     models = Models.of(args)
-    names: list[str] = []
+    names = model_names(models.model, given)
     transcriber = None
     if args.model and is_speech(args.model):
         refuse(args, OF_TEXT, "the model transcribes audio; this is for texts")
@@ -159,7 +159,6 @@ def make_api(args, options: Options, address: str) -> Api:
         options = replace(options, lookup=False)
     else:
         decoder = text_decoder(models, options, args.verbose)
-    names += model_names(models.model, given)
     prompt_format = decoder.text.prompt_format(template_kwargs=args.chat_template_config)
     hosts = allowed_hosts(args.host, address, args.allowed_hosts)
     name = args.served_model_name or model_id(models.model)

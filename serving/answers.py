@@ -67,7 +67,6 @@ class Calls:
         """mark: what begins the first call; "": it begins the text"""
         self.ids: list[str] = []  # of the calls that have begun
         self._mark = mark
-        self._marked = re.compile(f"(.*?){re.escape(mark)}(.*)", re.DOTALL)
         self._text = ""
         self._sent = [0]  # characters of the text before the calls, and of the arguments of each
 
@@ -75,15 +74,14 @@ class Calls:
         """What the text's next piece adds before the calls, and to calls: a call's number, its name if it is new, and
         more of its arguments."""
         self._text += text
-        before, calls = self._text, ""
-        found = self._marked.match(self._text)
-        if found:
-            before, calls = found[1].rstrip(), found[2]
+        before, *rest = self._text.split(self._mark, 1) if self._mark else ("", self._text)
+        if rest:
+            before = before.rstrip()
         elif not is_last:  # its end may be the beginning of the mark
             begun = max(n for n in range(len(self._mark)) if before.endswith(self._mark[:n]))
             before = before[: len(before) - begun].rstrip()
         new: CallParts = []
-        for i, (name, arguments) in enumerate(_calls_in(calls)):
+        for i, (name, arguments) in enumerate(_calls_in("".join(rest))):
             if i == len(self.ids):
                 self.ids.append(f"call_{uuid.uuid4().hex}")
                 self._sent.append(0)

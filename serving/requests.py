@@ -242,7 +242,8 @@ class Chat(Fields):
     def _as_tools(self) -> "Chat":
         """The functions of older clients as tools."""
         if self.functions:
-            self.tools, self.tool_choice = self.functions, self.function_call
+            self.tools = self.functions
+            self.tool_choice = self.function_call
             self.parallel_tool_calls = False
         return self
 

@@ -119,7 +119,9 @@ BIASES = Values(
     lambda v: isinstance(v, Mapping) and all(map(_is_token, v)) and all(map(_is_bias, v.values())),
     "JSON",
 )
-CALLS = Values(dict, "functions with their marks", lambda v: isinstance(v, Mapping))
+CALLS = Values(  # {"functions": with `parameters`, "marks": before, between, after calls, "or_text": bool}
+    dict, "functions with the marks of their calls", lambda v: isinstance(v, Mapping)
+)
 FUNCTIONS = Values(
     list, "a list of functions", lambda v: isinstance(v, Iterable) and all(map(callable, v))
 )
@@ -286,8 +288,8 @@ class Options:
     regex: str | None = _form("a regular expression: generate only text that matches it whole")
     grammar: str | None = _form("a grammar in Lark or GBNF: generate only text that fits it")
     tools: Mapping | None = option(
-        None, CALLS, "functions to call", flags=None, request=None
-    )  # see text/grammar_compiler.py
+        None, CALLS, "functions that the output calls or may call", "none", flags=None, request=None
+    )
     logprobs: int | None = _control(
         COUNT,
         "with --json: log-probabilities of each token and of the N most probable",

@@ -218,6 +218,7 @@ def test_the_grammar_wins_over_bans(demo_pair):
     [
         ({"json_schema": {"uniqueItems": True}}, "uniqueItems"),
         ({"json_schema": "{"}, "Expecting property name"),
+        ({"json_schema": "true"}, "a JSON schema is an object"),
         ({"regex": "(?=a)b"}, "look-around"),
         ({"grammar": "start: missing"}, "missing"),
         ({"grammar": "start: <foo>"}, 'unknown special token: "<foo>"$'),

@@ -138,6 +138,8 @@ class Grammars:
             regex = f"/{regex_to_lark(form, '')}/ & /{_writable(self.tokens)}/"
             return {"lark_grammar": f"start: TEXT\nTEXT: {regex}"}
         schema = json.loads(form) if isinstance(form, str) else form
+        if not isinstance(schema, dict):
+            raise ValueError("a JSON schema is an object")
         text = json.dumps(schema)
         if '"minProperties"' in text and '"patternProperties"' in text:
             raise ValueError("minProperties with patternProperties: use required")
