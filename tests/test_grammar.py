@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from copy import deepcopy
 from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -53,11 +54,11 @@ def fits(form: dict, text: str) -> bool:
     return [*value] == ["name", "age", "likes"] and len(value["name"]) <= 9 and right
 
 
-def texts(decoder: SpeculativeDecoder, batch_size: int, **options) -> list:
+def texts(decoder: SpeculativeDecoder, batch_size: int, forms: Any = FORMS, **options) -> list:
     """The responses for PROMPTS, each in its own form, `batch_size` side by side."""
     waiting = [
         decoder.maker.row(prompt, Options(**form, **options), lambda tokens: bytes(16))
-        for prompt, form in zip(PROMPTS, FORMS, strict=True)
+        for prompt, form in zip(PROMPTS, forms, strict=True)
     ]
     with decoder.running(Options(**options)) as driver:
         list(driver.decode(Waiting(waiting), batch_size))
@@ -132,7 +133,9 @@ class Table:
         self.table, self.fatal, self.text = table, fatal, [0]
 
     def deep_copy(self):
-        return Table(self.table, self.fatal)
+        copied = Table(self.table, self.fatal)
+        copied.text = [*self.text]
+        return copied
 
     def is_error(self):
         return self.fatal in self.text
@@ -378,37 +381,22 @@ def test_a_special_token_is_a_mark_and_no_other_is_taken_for_it(lossless):
 @pytest.mark.parametrize("sampled", [{}, SAMPLED])
 def test_texts_that_may_call_tools_are_plain_decodings(cpu, lossless, sampled):
     """A bias makes the token that is the mark more likely from row to row."""
-    target, tokenizer, draft = lossless
-    alone = SpeculativeDecoder(target, tokenizer)
-    both = SpeculativeDecoder(target, tokenizer, draft)
-    results, origins = [], Counter[str]()
+    tools = tools_of(SWITCH, PERSON, marks=MARKS_OF_TOKENS, or_text=True)
+    forms = [{"tools": tools, "logit_bias": {2: x, 5: -x}} for x in (0.0, 1.0, 2.0, 3.0)]
+    alone = SpeculativeDecoder(*lossless[:2])
+    both = SpeculativeDecoder(*lossless)
+    plain = texts(alone, 4, forms, num_draft=0, max_tokens=60, **sampled)
+    assert {2 in response.tokens for response in plain} == {True, False}
+    assert FAILED not in {response.finish_reason for response in plain}
+    origins = Counter[str]()
     for decoder, batch_size, settings in (
-        (alone, 4, dict(num_draft=0)),
         (alone, 1, dict(num_draft=6, lookup=True)),
         (both, 3, dict(num_draft=4)),
         (both, 4, dict(num_draft="auto", lookup=True)),
     ):
-        rows = [
-            decoder.maker.row(
-                prompt,
-                Options(
-                    tools=tools_of(SWITCH, PERSON, marks=MARKS_OF_TOKENS, or_text=True),
-                    logit_bias={2: bias, 5: -bias},
-                    max_tokens=60,
-                    **settings,
-                    **sampled,
-                ),
-                lambda tokens: bytes(16),
-            )
-            for prompt, bias in zip(PROMPTS, (0.0, 1.0, 2.0, 3.0), strict=True)
-        ]
-        with decoder.running(Options(**settings)) as driver:
-            list(driver.decode(Waiting(rows), batch_size))
-        results.append([(row.tokens, row.finish_reason) for row in rows])
-        origins.update(origin for row in rows for origin in row.origins)
-    assert all(result == results[0] for result in results)
-    assert {2 in tokens for tokens, _ in results[0]} == {True, False}
-    assert FAILED not in {reason for _, reason in results[0]}
+        responses = texts(decoder, batch_size, forms, max_tokens=60, **settings, **sampled)
+        assert [r.tokens for r in responses] == [r.tokens for r in plain], settings
+        origins.update(origin for r in responses for origin in r.origins)
     assert all(origins[kind] > 3 for kind in ("forced", "draft_model", "corrected"))
 
 
