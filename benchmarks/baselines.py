@@ -144,7 +144,10 @@ def way(executor: Executor, model: tuple, batch_size: int = 1, **settings) -> Ot
 def ways(
     sizes: Sequence[str], max_tokens: int, batch_sizes: Sequence[int], processes: ExitStack
 ) -> dict[str, OtherWay]:
-    """The ways of the installed libraries, whose processes go on until `processes` is closed."""
+    """The ways of the installed libraries, whose processes go on until `processes` is closed. Says if their BLAS is better."""
+    if torch.backends.mkl.is_available() and blas.loaded not in ("", "MKL"):
+        hint = f"{blas.INSTALL['MKL']} (1 GB) compares alike"
+        print(f"{blas.loaded} here; transformers and CTranslate2 bring MKL: {hint}.\n")
     in_torch = (processes.enter_context(process()), (with_transformers, tuple(sizes), max_tokens))
     libraries = {"transformers": in_torch}
     for dtype in ("float32", "int8") if find_spec("ctranslate2") else ():

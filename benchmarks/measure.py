@@ -247,7 +247,7 @@ def describe() -> dict[str, str | int]:
         "python": platform.python_version(),
         **{name: version(name) for name in PACKAGES if find_spec(name.replace("-", "_"))},
         "blas": blas.loaded or Path(os.environ.get("LD_PRELOAD", "")).name or "of MLX",
-        "threads": os.environ.get("OPENBLAS_NUM_THREADS", "default"),
+        "threads": os.environ.get(f"{blas.loaded.upper()}_NUM_THREADS", "default"),
     }
 
 

@@ -5,8 +5,9 @@ row (MLX's issue 4411). A check of several tokens would not be exact, so we ask 
 
 The wheel mlx[cpu] brings the reference BLAS, which is several times slower; with it drafting gains nothing (see
 docs/tried.md). libmlx looks cblas_sgemm up by name, and the dynamic linker takes the first one in the process's global
-scope. We put OpenBLAS there, from a wheel in requirements.txt that calls it scipy_cblas_sgemm. Nothing happens on macOS,
-with MLX's CUDA backend, or if LD_PRELOAD names a BLAS.
+scope. We put that of a faster BLAS there: MKL or BLIS if the machine has one, else OpenBLAS, whose wheel is in
+requirements.txt. Only this name is global: if all names of BLIS were, PyTorch would use them too, and get 0 for
+torch.vdot of complex numbers. Nothing happens on macOS, with MLX's CUDA backend, or if LD_PRELOAD names a BLAS.
 """
 
 import ctypes
@@ -17,33 +18,58 @@ import platform
 import struct
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
-SWITCH = "SPECULATIVE_BLAS"  # 0: keep MLX's own
+SWITCH = "SPECULATIVE_BLAS"  # one of INSTALL, to load no other; 0: keep MLX's own
+# Fastest for few rows first.
+INSTALL = {
+    "MKL": "pip install mkl",
+    "BLIS": "apt install libblis4-openmp",
+    "OpenBLAS": "pip install -r requirements.txt",
+}
 
 
 def load() -> tuple[str, str]:
-    """Make a fast cblas_sgemm global. Returns the name of its file, and the reason if there is none; both are ""
+    """Make a fast cblas_sgemm global. Returns the name of its library, and the reason if there is none; both are ""
     if none is needed."""
     has_cpu = sys.platform == "linux" and any(importlib.metadata.distributions(name="mlx-cpu"))
     preloaded = any(name in os.environ.get("LD_PRELOAD", "") for name in ("blas", "blis", "mkl"))
-    if not has_cpu or preloaded or os.environ.get(SWITCH) == "0":
+    wanted = os.environ.get(SWITCH, "").lower()
+    if not has_cpu or preloaded or wanted == "0":
         return "", ""
     if "mlx.core" in sys.modules:
         return "", "mlx was imported first; import decoder before mlx"
-    package = importlib.util.find_spec("scipy_openblas32")
-    if package is None or package.origin is None:
-        return "", "scipy-openblas32 is not installed: pip install -r requirements.txt"
-    path = Path(package.origin).parent / "lib/libscipy_openblas.so"
     # How long idle threads spin, which the library reads when loaded. With the default, two processes side by side decode at
     # a seventh of the speed.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
-    try:
-        product = ctypes.CDLL(str(path)).scipy_cblas_sgemm
-        name_globally("cblas_sgemm", ctypes.cast(product, ctypes.c_void_p).value or 0)
-    except (OSError, AttributeError, KeyError) as error:
-        return "", f"cannot load {path}: {error}"
-    return path.name, ""
+    threads = os.environ.get("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+    os.environ.setdefault("BLIS_NUM_THREADS", threads)  # its own default is 1
+    problem = f"{SWITCH}={wanted} is none of 0, {', '.join(INSTALL)}"
+    for name, file, product in candidates():
+        if wanted not in ("", name.lower()):
+            continue
+        try:
+            address = ctypes.cast(getattr(ctypes.CDLL(file), product), ctypes.c_void_p).value
+            name_globally("cblas_sgemm", address or 0)
+            return name, ""
+        except (OSError, AttributeError, KeyError) as error:
+            problem = f"cannot load {name}: {error} ({INSTALL[name]})"
+    return "", problem
+
+
+def candidates() -> Iterator[tuple[str, str, str]]:
+    """Where a BLAS may be, best first: its name, its file, and what it calls cblas_sgemm."""
+    of_python = Path(sys.prefix, "lib").glob("libmkl_rt.so*")  # pip's or conda's
+    for file in (*sorted(map(str, of_python), reverse=True), "libmkl_rt.so"):
+        yield "MKL", file, "cblas_sgemm"
+    # With OpenMP, as Debian and Fedora name it: the build with pthreads starts threads for every product.
+    debian = f"/usr/lib/{platform.machine()}-linux-gnu/blis-openmp/libblis.so.4"
+    for file in (debian, "libbliso.so.4"):
+        yield "BLIS", file, "cblas_sgemm"
+    package = importlib.util.find_spec("scipy_openblas32")
+    folder = Path(getattr(package, "origin", "")).parent
+    yield "OpenBLAS", str(folder / "lib/libscipy_openblas.so"), "scipy_cblas_sgemm"
 
 
 def name_globally(name: str, address: int) -> None:

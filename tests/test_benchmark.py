@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import mlx.core as mx
@@ -185,6 +186,18 @@ def test_baselines_have_the_blas_of_their_own(monkeypatch):
     with baselines.process() as library:
         assert library.submit(os.getenv, "SPECULATIVE_BLAS").result() == "0"
         assert "SPECULATIVE_BLAS" not in os.environ
+
+
+def test_a_blas_other_than_that_of_the_baselines_is_named(monkeypatch, capsys):
+    torch = pytest.importorskip("torch")
+    from benchmarks import baselines
+
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(baselines, "process", ExitStack)
+    for ours in ("MKL", "OpenBLAS", ""):
+        monkeypatch.setattr(baselines.blas, "loaded", ours)
+        baselines.ways(("t5-large", "t5-small"), 8, [1], ExitStack())
+    assert re.findall(r"(.*) here; .* bring MKL", capsys.readouterr().out) == ["OpenBLAS"]
 
 
 @pytest.mark.slow

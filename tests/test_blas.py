@@ -4,8 +4,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from common import blas
 
 ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere MLX has its own")
@@ -22,8 +25,10 @@ def run(code: str, **environment: str) -> str:
 @pytest.mark.parametrize(
     ("environment", "first", "printed"),
     [
-        ({}, "", "libscipy_openblas.so"),
+        ({"SPECULATIVE_BLAS": "OpenBLAS"}, "", "OpenBLAS"),
         ({"SPECULATIVE_BLAS": "0"}, "", ""),
+        ({"SPECULATIVE_BLAS": "1"}, "", "SPECULATIVE_BLAS=1 is none of 0, MKL, BLIS, OpenBLAS"),
+        ({"LD_PRELOAD": "libblas.so"}, "", ""),
         ({}, "import mlx.core", "mlx was imported first"),
     ],
 )
@@ -45,12 +50,43 @@ def test_products_in_float32_are_whole_unless_the_user_says_otherwise(
     assert run(f"import {module}, os; print(os.environ['MLX_ENABLE_TF32'])", **given) == str(set_to)
 
 
-def test_products_are_those_of_numpy():
-    """Into memory that holds no numbers, within other arrays."""
+def test_the_best_blas_of_the_machine_is_taken(monkeypatch, tmp_path):
+    """Python's environment is searched before the system, and what cannot be loaded is passed over."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/libmkl_rt.so.3").touch()
+    installed = "lib/libmkl_rt.so.3 libmkl_rt.so blis-openmp/libblis.so.4 libbliso.so.4".split()
+    installed += ["libscipy_openblas.so"]
+
+    def open_library(file: str) -> SimpleNamespace:
+        if not file.endswith(tuple(installed)):
+            raise OSError("no such file")
+        return SimpleNamespace(cblas_sgemm=1, scipy_cblas_sgemm=1)
+
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(blas.ctypes, "CDLL", open_library)
+    monkeypatch.setattr(blas, "name_globally", lambda *_: None)
+    monkeypatch.delitem(sys.modules, "mlx.core", raising=False)
+    monkeypatch.delenv("SPECULATIVE_BLAS", raising=False)
+    for name in ("MKL", "MKL", "BLIS", "BLIS", "OpenBLAS"):
+        assert blas.load() == (name, "")
+        installed.pop(0)
+    assert blas.load()[1].endswith("OpenBLAS: no such file (pip install -r requirements.txt)")
+
+
+def test_blis_uses_all_cores_unless_the_user_says_otherwise():
+    code = "from common import blas; import os; print(os.environ['BLIS_NUM_THREADS'])"
+    assert run(code) == str(len(os.sched_getaffinity(0)))
+    assert run(code, OMP_NUM_THREADS="3") == "3"
+
+
+@pytest.mark.parametrize("name", blas.INSTALL)
+def test_products_are_those_of_numpy(name):
+    """Into memory that holds no numbers, within other arrays. PyTorch's names are left alone."""
     code = """
 import itertools, ctypes
 from common import blas
 import numpy as np
+assert not hasattr(ctypes.CDLL(None), "sgemm_")
 sgemm = ctypes.CDLL(None).cblas_sgemm
 real, place = ctypes.c_float, lambda array: ctypes.c_void_p(array.ctypes.data)
 for m, (n, k), b_as in itertools.product(
@@ -64,4 +100,6 @@ for m, (n, k), b_as in itertools.product(
     assert np.allclose(c[:, :n], right, rtol=1e-4) and np.isnan(c[:, n:]).all(), (m, k, b_as)
 print("right")
 """
-    assert run(code) == "right"
+    if name != run("from common import blas; print(blas.loaded)", SPECULATIVE_BLAS=name):
+        pytest.skip(f"no {name} here")
+    assert run(code, SPECULATIVE_BLAS=name) == "right"
