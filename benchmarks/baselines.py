@@ -119,6 +119,7 @@ def process() -> Executor:
     silent_end = signal.signal, (signal.SIGINT, signal.SIG_DFL)
     executor = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), *silent_end)
     with mock.patch.dict(os.environ, {blas.SWITCH: "0"} | _SILENT):
+        os.environ.pop("GOMP_SPINCOUNT", None)  # set for BLIS; PyTorch would read it
         executor.submit(int).result()  # wait until it has started
     return executor
 
@@ -144,10 +145,9 @@ def way(executor: Executor, model: tuple, batch_size: int = 1, **settings) -> Ot
 def ways(
     sizes: Sequence[str], max_tokens: int, batch_sizes: Sequence[int], processes: ExitStack
 ) -> dict[str, OtherWay]:
-    """The ways of the installed libraries, whose processes go on until `processes` is closed. Says if their BLAS is better."""
-    if torch.backends.mkl.is_available() and blas.loaded not in ("", "MKL"):
-        hint = f"{blas.INSTALL['MKL']} (1 GB) compares alike"
-        print(f"{blas.loaded} here; transformers and CTranslate2 bring MKL: {hint}.\n")
+    """The ways of the installed libraries, whose processes go on until `processes` is closed. Says so if their BLAS is faster."""
+    if blas.loaded in ("BLIS", "OpenBLAS") and blas.on_intel():
+        print(f"{blas.loaded} here; theirs is MKL: pip install mkl (1 GB) compares alike.\n")
     in_torch = (processes.enter_context(process()), (with_transformers, tuple(sizes), max_tokens))
     libraries = {"transformers": in_torch}
     for dtype in ("float32", "int8") if find_spec("ctranslate2") else ():

@@ -5,29 +5,22 @@ row (MLX's issue 4411). A check of several tokens would not be exact, so we ask 
 
 The wheel mlx[cpu] brings the reference BLAS, which is several times slower; with it drafting gains nothing (see
 docs/tried.md). libmlx looks cblas_sgemm up by name, and the dynamic linker takes the first one in the process's global
-scope. We put that of a faster BLAS there: MKL or BLIS if the machine has one, else OpenBLAS, whose wheel is in
-requirements.txt. Only this name is global: if all names of BLIS were, PyTorch would use them too, and get 0 for
-torch.vdot of complex numbers. Nothing happens on macOS, with MLX's CUDA backend, or if LD_PRELOAD names a BLAS.
+scope. We put MKL's or BLIS's there if the machine has them, else OpenBLAS's, from a wheel in requirements.txt. No other
+name is global: with BLIS's zdotc_, PyTorch's torch.vdot gives 0. Nothing happens on macOS, with MLX's CUDA backend, or if
+LD_PRELOAD names a BLAS.
 """
 
 import ctypes
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import struct
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
-SWITCH = "SPECULATIVE_BLAS"  # one of INSTALL, to load no other; 0: keep MLX's own
-# Fastest for few rows first.
-INSTALL = {
-    "MKL": "pip install mkl",
-    "BLIS": "apt install libblis4-openmp",
-    "OpenBLAS": "pip install -r requirements.txt",
-}
+NAMES = ("MKL", "BLIS", "OpenBLAS")
+SWITCH = "SPECULATIVE_BLAS"  # the only one to load; 0: keep MLX's own
 
 
 def load() -> tuple[str, str]:
@@ -40,12 +33,13 @@ def load() -> tuple[str, str]:
         return "", ""
     if "mlx.core" in sys.modules:
         return "", "mlx was imported first; import decoder before mlx"
-    # How long idle threads spin, which the library reads when loaded. With the default, two processes side by side decode at
-    # a seventh of the speed.
+    # How long idle threads spin, which libraries read when loaded. With the defaults, two processes side by side decode at
+    # a seventh of the speed. 1000 is libgomp's own if threads outnumber cores.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     threads = os.environ.get("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
     os.environ.setdefault("BLIS_NUM_THREADS", threads)  # its own default is 1
-    problem = f"{SWITCH}={wanted} is none of 0, {', '.join(INSTALL)}"
+    problem = f"no BLAS for {SWITCH}={wanted}, which may be 0 or one of {', '.join(NAMES)}"
     for name, file, product in candidates():
         if wanted not in ("", name.lower()):
             continue
@@ -54,22 +48,29 @@ def load() -> tuple[str, str]:
             name_globally("cblas_sgemm", address or 0)
             return name, ""
         except (OSError, AttributeError, KeyError) as error:
-            problem = f"cannot load {name}: {error} ({INSTALL[name]})"
+            problem = f"cannot load {name}: {error}; pip install -r requirements.txt"
     return "", problem
 
 
-def candidates() -> Iterator[tuple[str, str, str]]:
-    """Where a BLAS may be, best first: its name, its file, and what it calls cblas_sgemm."""
-    of_python = Path(sys.prefix, "lib").glob("libmkl_rt.so*")  # pip's or conda's
-    for file in (*sorted(map(str, of_python), reverse=True), "libmkl_rt.so"):
-        yield "MKL", file, "cblas_sgemm"
-    # With OpenMP, as Debian and Fedora name it: the build with pthreads starts threads for every product.
+def candidates() -> list[tuple[str, str, str]]:
+    """Where a BLAS may be, fastest first: its name, its file, and what it calls cblas_sgemm."""
+    of_python = sorted(map(str, Path(sys.prefix, "lib").glob("libmkl_rt.so*")), reverse=True)
+    mkl = [("MKL", file, "cblas_sgemm") for file in (*of_python, "libmkl_rt.so")]
+    # Debian's and Fedora's for OpenMP; those for pthreads start threads for every product.
     debian = f"/usr/lib/{platform.machine()}-linux-gnu/blis-openmp/libblis.so.4"
-    for file in (debian, "libbliso.so.4"):
-        yield "BLIS", file, "cblas_sgemm"
-    package = importlib.util.find_spec("scipy_openblas32")
-    folder = Path(getattr(package, "origin", "")).parent
-    yield "OpenBLAS", str(folder / "lib/libscipy_openblas.so"), "scipy_cblas_sgemm"
+    blis = [("BLIS", file, "cblas_sgemm") for file in (debian, "libbliso.so.4")]
+    file = "scipy_openblas32/lib/libscipy_openblas.so"
+    wheels = importlib.metadata.distributions(name="scipy-openblas32")
+    openblas = [("OpenBLAS", str(w.locate_file(file)), "scipy_cblas_sgemm") for w in wheels]
+    if on_intel():
+        return mkl + blis + openblas
+    return blis + openblas + mkl
+
+
+def on_intel() -> bool:
+    """Whether this processor is Intel's. On AMD's MKL is slower than the others for two rows or more."""
+    with open("/proc/cpuinfo") as file:
+        return "GenuineIntel" in file.read(200)
 
 
 def name_globally(name: str, address: int) -> None:
