@@ -6,9 +6,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from common.errors import InputError
@@ -33,17 +34,20 @@ def read_apart(
 def _call(check: Callable[[], object], *arguments: Any) -> Any:
     """The result of `_answer` for these arguments in another process."""
     command = [sys.executable, "-m", "documents.apart"]
-    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
-    pipes |= {"stderr": subprocess.DEVNULL}
-    given: bytes | None = pickle.dumps(arguments)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     answer = None
     end = time.monotonic() + SECONDS
-    with subprocess.Popen(command, cwd=Path(__file__).parents[1], **pipes) as process:
+    with ExitStack() as stack:
+        # A file: `communicate` goes on reading after a timeout, but not writing to a pipe (Python 3.11).
+        given = stack.enter_context(TemporaryFile())
+        pickle.dump(arguments, given)
+        given.seek(0)
+        pipes |= {"stdin": given, "cwd": Path(__file__).parents[1]}
+        process = stack.enter_context(subprocess.Popen(command, **pipes))
         try:
             while answer is None:
                 with suppress(subprocess.TimeoutExpired):
-                    answer, _ = process.communicate(given, _POLL)
-                given = None  # it has it
+                    answer, _ = process.communicate(timeout=_POLL)
                 if answer is None and time.monotonic() > end:
                     raise InputError("the document takes too long to read")
                 check()

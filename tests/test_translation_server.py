@@ -193,6 +193,7 @@ msgstr[0] ""
         ("a.html", PAGE.encode()),
         ("a.srt", FILM.encode()),
         ("a.txt", b"a\n\nb"),
+        ("a.txt", b"a king. " * 50_000),  # more than a pipe holds
     ],
 )
 def test_a_document_read_apart_is_the_same(name, data):
