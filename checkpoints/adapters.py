@@ -157,7 +157,7 @@ def merge(
     if has_embeddings:
         base = _untied(base, _HEADS.get(str(config.get("model_type")), "lm_head"))
     merged = dict(base)
-    changes = chain.from_iterable(_changes(*each, raw, config) for each in modules.items())
+    changes = chain.from_iterable(_changes(*each, base, raw, config) for each in modules.items())
     for change in sorted(changes, key=lambda change: change.order):
         name = _in_base(base, change.name)
         embeddings = _embeddings(base) if change.is_tied else []
@@ -216,7 +216,11 @@ def _untied(base: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
 
 
 def _changes(
-    module: str, parts: Mapping[str, Tensor], raw: Mapping, config: Mapping
+    module: str,
+    parts: Mapping[str, Tensor],
+    base: Mapping[str, Tensor],
+    raw: Mapping,
+    config: Mapping,
 ) -> Iterator[_Change]:
     """The changes that an adapter's module makes."""
     weight = f"{module}.weight"
@@ -232,7 +236,9 @@ def _changes(
     if _TOKENS in parts:
         tokens = raw["trainable_token_indices"]
         is_tied = config.get("tie_word_embeddings") is not False
-        if isinstance(tokens, dict) or (_is(module, "shared") and not is_tied):
+        own = base[_in_base(base, weight)]
+        is_shared = is_tied and all(equal(base[n], own) for n in _embeddings(base))
+        if isinstance(tokens, dict) or (_is(module, "shared") and not is_shared):
             # PEFT's versions differ in which of the other modules get the rows.
             raise InputError(f"trainable_token_indices of {module}: not of a tied embedding")
         yield _Change(_LEARNED, weight, is_tied, partial(_with_rows, tokens, parts[_TOKENS]))

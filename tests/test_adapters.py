@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 import serve
 from checkpoints.adapters import merge
-from checkpoints.folder import open_checkpoint
+from checkpoints.folder import open_checkpoint, read_json
 from checkpoints.tensors import to_mlx
 from common.errors import InputError
 from common.reporting import reporter
@@ -88,8 +88,9 @@ def tuned(reference, folder: Path, base: str = "", **options):
     return tuned
 
 
-def merged(folder: Path, raw: dict):
+def merged(folder: Path):
     """Our model of the folder's base and adapter, without a conversion."""
+    raw = read_json(folder / "base" / "config.json")
     family = family_of(raw)
     tensors, changed = merge(folder / "adapter", open_checkpoint(folder / "base"), raw)
     tensors = family.rename(tensors)
@@ -107,7 +108,7 @@ def test_logits_are_those_of_peft(variant, option, tmp_path):
     reference.save_pretrained(tmp_path / "base")
     model = tuned(reference, tmp_path / "adapter", **OPTIONS[option])
     try:
-        ours = merged(tmp_path, raw)
+        ours = merged(tmp_path)
     except (
         InputError
     ) as error:  # T5Gemma 2's embedding has a part of its own; tokens of an untied T5
@@ -234,7 +235,7 @@ def test_a_vocabulary_that_has_grown_from_a_base_that_peft_finds(variant, saved,
     base = str(tmp_path / "base")
     model = tuned(reference, tmp_path / "adapter", base, target_modules=Q, modules_to_save=saved)
     model = model.merge_and_unload()
-    ours = merged(tmp_path, raw)
+    ours = merged(tmp_path)
     config = ours.config
     assert ours.source_vocab_size == size
     given = inputs(config)
@@ -258,7 +259,7 @@ def test_an_adapter_that_lacks_new_tokens_is_refused_in_a_line(tmp_path):
     with pytest.raises(
         InputError, match=r"embeddings of 61 and 64 tokens: .*embedding_layers=True"
     ):
-        merged(tmp_path, RAW["t5"])
+        merged(tmp_path)
 
 
 @pytest.mark.parametrize(
