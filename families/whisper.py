@@ -46,6 +46,7 @@ class Config(BaseConfig):
     tied_head: bool = True
 
     norm_first: ClassVar = True
+    added: ClassVar = {"tied_head": True}
 
     @property
     def frames(self) -> int:
