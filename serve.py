@@ -19,16 +19,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from checkpoints.folder import read_json
 from common.errors import InputError
 from common.reporting import reporter
 from decoder import BATCH_SIZE, Options, SpeculativeDecoder
-from families.loading import find
 from speculative.options import DECLARED
 from speech.transcriber import is_speech
 from terminal import cli
 from terminal.flags import MODELS, add_options, add_shared, check_models, options_of
-from terminal.models import Models, note_alone, open_decoder
+from terminal.models import Models, merged_from, note_alone, open_decoder
 from terminal.transcripts import open_transcriber
 
 try:
@@ -129,9 +127,7 @@ def model_id(model: str | Path) -> str:
 def model_names(model: str | Path, given: Iterable[str | None]) -> list[str]:
     """The names that a user could call a model by: as it is given, and, if an adapter is merged into it, that and its base,
     each also by the last part of its name. given: the flags for it."""
-    raw = read_json(find(str(model)) / "config.json")
-    merged = [raw.get("converted_from"), raw["adapter_base"]] if "adapter_base" in raw else []
-    named = [str(name) for name in (model, *given, *merged) if name]
+    named = [str(name) for name in (model, *given, *merged_from(model)) if name]
     return [DEFAULT_NAME, *named, *map(model_id, named)]
 
 

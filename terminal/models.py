@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from checkpoints.folder import converted_path, stamp
+from checkpoints.folder import converted, converted_path, read_json, stamp
 from common.errors import InputError
 from common.files import Busy, locked
 from common.reporting import reporter
@@ -28,6 +28,13 @@ def merge_adapter(args: argparse.Namespace) -> None:
     """Put the folder in which --adapter-path is merged into --model in place of the model."""
     if args.adapter_path:
         args.model = str(find(args.adapter_path, args.model))
+
+
+def merged_from(model: str | Path) -> list[str]:
+    """The adapter and the base from which a model was made, as they were named; none of any other model."""
+    file = (converted(str(model)) or Path(model)) / "config.json"
+    raw = read_json(file) if file.exists() else {}
+    return [raw["converted_from"], raw["adapter_base"]] if "adapter_base" in raw else []
 
 
 @dataclass(frozen=True)
@@ -118,13 +125,13 @@ def _note_settings(
 def learning_draft(model: Any, name: str | Path, folder: Path, serves: bool = False) -> Any:
     """A draft model that learns while a model decodes; None, after a note, if there can be none. Busy if another run's
     learns in the same folder."""
-    converted = converted_path(str(name))
+    usual = converted_path(str(name))
     if folder == Path():
-        folder = draft_folder(converted)
+        folder = draft_folder(usual)
     try:
         if model.ranks:
             raise InputError("it trains in one process, not under mlx.launch")
-        learner = Learner(model, converted.name, folder, serves)
+        learner = Learner(model, usual.name, folder, serves)
         cli.at_end.enter_context(locked(folder))
         return learner.draft
     except Busy:

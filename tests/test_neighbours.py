@@ -35,6 +35,8 @@ VALUES = {
     "chat_template_kwargs": [{"enable_thinking": True, "source_lang_code": "en"}],
     "forced_bos_token_id": [1],
     "forced_eos_token_id": [1],
+    "function_call": ["none", {"name": "f"}],
+    "functions": [[TOOL["function"]]],
     "frequency_penalty": [2, -2],
     "input": [CHAT + BEGUN[-1:]],
     "logit_bias": [BIAS, {"1": 1e9}],
@@ -69,7 +71,7 @@ VALUES = {
     "top_p": [1e-9],
 }
 OTHERS = """enable_thinking continue_final_message add_generation_prompt instructions max_completion_tokens max_output_tokens max_tokens
-    model num_draft_tokens origins repetition_context_size stream top_k"""
+    model num_draft_tokens origins parallel_tool_calls repetition_context_size stream top_k"""
 VALUES |= {field: [] for field in OTHERS.split()}
 
 

@@ -35,16 +35,14 @@ class Grammars:
         self._hidden = hidden
         self._compiled = lru_cache(32)(self._attempt)
 
-    def matcher(self, options: Options) -> Matcher | None:
-        """A matcher for the form that the options ask for, if any. InputError if it cannot be compiled."""
+    def matcher(self, options: Options) -> Matcher:
+        """A matcher for the forms that the options ask for. InputError if they cannot be compiled."""
         names = ["tools", *FORMS]
         if options.tools and not options.tools["or_text"]:
             names = ["tools"]
         forms = {
             name: getattr(options, name) for name in names if getattr(options, name) is not None
         }
-        if not forms:
-            return None
         compiled = self._compiled(json.dumps(forms, ensure_ascii=False))
         if isinstance(compiled, BaseException):
             raise compiled

@@ -10,7 +10,7 @@ from tokenizers.decoders import DecodeStream
 
 from common.errors import InputError
 from speculative.model import Model
-from speculative.options import Options
+from speculative.options import FORMS, Options
 from speculative.row import Row
 from speculative.sampling import RowSeeds
 from text.grammar_compiler import Grammars
@@ -65,7 +65,8 @@ class RowMaker:
         row = Row(tokens, options, text=stream, prompt_text=encoded.text)
         if options.temp:
             row.seed = (seeds or RowSeeds(options.seed))(tokens)
-        row.grammar = self.grammars.matcher(options)
+        if any(getattr(options, name) is not None for name in ("tools", *FORMS)):
+            row.grammar = self.grammars.matcher(options)
         row.begin(prefix, config)
         reference = checked.reference or options.reference
         if not reference and self.memory:
