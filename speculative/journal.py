@@ -26,7 +26,8 @@ class RowJournal:
         will do. InputError if another run is writing the output."""
         self._output, self._model, self._seeded = output, model, seeded
         self._journal = Journal(output)
-        self._is_open = True
+        self._keeps = True
+        self._is_closed = False  # while a row is decoded that another document wants as well
         self._goes_on = False
         self.has_rows = self._journal.has_entries  # of an earlier run
 
@@ -37,7 +38,7 @@ class RowJournal:
 
     def replay(self, row: Row) -> bool:
         """Finish a row that has not begun as an earlier run has finished it; return whether one has."""
-        entry = self._journal.take(self._key(row))
+        entry = None if self._is_closed else self._journal.take(self._key(row))
         if entry is None:
             return False
         if not self._goes_on:
@@ -49,12 +50,12 @@ class RowJournal:
 
     def keep(self, row: Row) -> None:
         """Add a finished row. A full disk, for example, ends this: what is not kept would be decoded again."""
-        if not self._is_open:
+        if self._is_closed or not self._keeps:
             return
         try:
             self._journal.append(self._key(row), [each.record() for each in [row, *row.others]])
         except OSError as error:
-            self._is_open = False
+            self._keeps = False
             reporter.note(
                 f"{error.filename}: {error.strerror}; from here on an interruption loses work"
             )
@@ -74,6 +75,7 @@ class RowJournal:
 
     def close(self) -> None:
         """Leave the rows, if there are some, to the next run."""
+        self._is_closed = True
         self._journal.close()
 
 

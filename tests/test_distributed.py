@@ -161,10 +161,12 @@ FIVE = "translate number to German: 5"
 def test_embedded_pair_is_converted_once_and_one_rank_prints(tmp_path):
     stdout, stderr = launch(2, MAIN, "--prompt", PROMPT, "--verbose", cwd=tmp_path)
     assert stdout == f"{ANSWER}\n"
-    target, draft, *summary = stderr.splitlines()
-    assert target == "converting the demo target model to mlx_models/demo-target"
-    assert draft == "converting the demo draft model to mlx_models/demo-draft"
-    assert "tokens per target call" in summary[0]
+    lines = stderr.splitlines()
+    begun = [n for n, line in enumerate(lines) if "tokens per target call" in line]
+    # The silent rank may be the one that converts a model
+    notes = [f"converting the demo {x} model to mlx_models/demo-{x}" for x in ("target", "draft")]
+    assert lines[: begun[0]] in (notes, notes[:1], notes[1:], [])
+    assert {path.name for path in tmp_path.glob("mlx_models/[!.]*")} == {"demo-target", "demo-draft"}
 
 
 def test_rank_0_reads_the_prompt_file_for_all(work, elsewhere):

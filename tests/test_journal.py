@@ -119,5 +119,16 @@ def test_a_task_takes_its_rows_from_the_journal_and_a_full_disk_only_ends_the_ke
         assert end.value.value == ("called", [[0], [], []])
 
 
+def test_a_journal_that_is_closed_takes_no_more(tmp_path):
+    """Its document has failed, and another one wants the row."""
+    with journal(tmp_path) as first:
+        first.keep(finish(row(), 1))
+        late = first.attach(row(prompt=[9]))
+    with journal(tmp_path) as second:
+        waiting = second.attach(row())
+    assert not waiting.journal.replay(waiting)
+    late.journal.keep(finish(late, 1))
+
+
 def full(*_):
     raise OSError(28, "No space left on device", "out")
