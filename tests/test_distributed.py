@@ -166,7 +166,10 @@ def test_embedded_pair_is_converted_once_and_one_rank_prints(tmp_path):
     # The silent rank may be the one that converts a model
     notes = [f"converting the demo {x} model to mlx_models/demo-{x}" for x in ("target", "draft")]
     assert lines[: begun[0]] in (notes, notes[:1], notes[1:], [])
-    assert {path.name for path in tmp_path.glob("mlx_models/[!.]*")} == {"demo-target", "demo-draft"}
+    assert {path.name for path in tmp_path.glob("mlx_models/[!.]*")} == {
+        "demo-target",
+        "demo-draft",
+    }
 
 
 def test_rank_0_reads_the_prompt_file_for_all(work, elsewhere):
