@@ -204,7 +204,10 @@ def run_command(args, ranks: Ranks) -> None:
         return
     note_alone(decoder)
     batch_size = args.batch_size or BATCH_SIZE
-    task = FileTask(args.prompt_file, args.output, batch_size, models.stamp(), args.force)
+    stamp = ""
+    if args.output:
+        stamp = models.stamp()
+    task = FileTask(args.prompt_file, args.output, batch_size, stamp, args.force)
     decode_file(task, decoder, options, prompt_format, display, ranks, remember)
 
 

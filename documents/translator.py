@@ -127,8 +127,7 @@ class Translator:
         passages = {passage.text: passage for each in documents for passage in each.passages}
         for text in sorted(passages, key=lambda text: zlib.crc32(text.encode())):
             pattern = keep_pattern(passages[text].placeholders)
-            pieces = self._pieces(passages[text], pattern)
-            self._sample += [edges(_flat(p))[1] for p in pieces if translatable(p, pattern)]
+            self._sample += _sources(self._pieces(passages[text], pattern), pattern)
             if len(self._sample) >= _SAMPLED:
                 return
 
@@ -156,10 +155,9 @@ class Translator:
         patterns = [keep_pattern(passage.placeholders) for passage in passages]
         pieces = [*map(self._pieces, passages, patterns)]
         wanted = dict.fromkeys(
-            (edges(_flat(piece))[1], pattern)
+            (sentence, pattern)
             for of_passage, pattern in zip(pieces, patterns, strict=True)
-            for piece in of_passage
-            if translatable(piece, pattern)
+            for sentence in _sources(of_passage, pattern)
         )
         yield self._rows([sentence for sentence, _ in wanted])
         lost = [
@@ -322,7 +320,7 @@ class Translator:
         if not (todo and self.aligner):
             return aligned
         if self._sample:
-            yield self._rows(self._sample)
+            yield self._rows([each for each in self._sample if each not in self.texts])
             yield partial(self.aligner.choose, [(each, self.texts[each]) for each in self._sample])
         for first in range(0, len(todo), _ALIGNED):
             some = [*todo][first : first + _ALIGNED]
@@ -365,6 +363,11 @@ def _to_check(passage: Passage, targets: Targets) -> Iterator[str]:
         words = passage.text[slice(*span)].strip()
         if words and sure < 1:
             yield f"check what belongs to {words!r}"
+
+
+def _sources(pieces: Iterable[str], pattern: Pattern) -> Iterator[str]:
+    """The sentences to translate in the pieces of a passage. pattern: of what it must keep"""
+    return (edges(_flat(piece))[1] for piece in pieces if translatable(piece, pattern))
 
 
 def _flat(piece: str) -> str:

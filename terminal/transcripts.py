@@ -69,7 +69,6 @@ class AudioFiles:
         self._lines = cli.InOrder(partial(cli.write, end=""))
         if self._several and self.output.format == "vtt":  # one header for all
             cli.write("WEBVTT\n\n", end="")
-        self._model = stamp(find(self.transcriber.name))
 
     def _task(self, index: int) -> Task:
         """Read and transcribe a sound. Raises InputError if it cannot be read."""
@@ -92,7 +91,8 @@ class AudioFiles:
         del samples  # of an hour 230 MB
         if not self.output.folder:
             return (yield from task)
-        with closing(RowJournal(self.output.base(name), self._model, seeded=True)) as journal:
+        model = stamp(find(self.transcriber.name))
+        with closing(RowJournal(self.output.base(name), model, seeded=True)) as journal:
             return (yield from kept(task, journal))
 
     def _of_speakers(self, index: int, channels: np.ndarray) -> Task:
