@@ -6,10 +6,7 @@ python benchmark.py --model google/flan-t5-xl --draft-model google/flan-t5-small
 python benchmark.py --baselines      next to transformers and CTranslate2
 """
 
-import terminal  # noqa: F401 (first: it checks Python and the packages)
-
-# isort: split
-from common import blas  # noqa: F401 (before mlx)
+import apps.cli  # noqa: F401 (first: it checks Python and the packages)
 
 # isort: split
 import argparse
@@ -21,18 +18,18 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from benchmarks import measure
-from benchmarks.check import all_is_well
-from common.errors import InputError
+from apps.benchmarks import measure
+from apps.cli import cli
+from apps.cli.check import all_is_well
+from apps.cli.flags import add_shared, check_models, reading
+from apps.cli.models import merge_adapter, note_types
+from apps.cli.prompt_files import PromptFile
 from decoder import Options, load
 from demo.pair import CAUSAL_SHAPES, KINDS, SHAPES, SHORT_KINDS, examples
-from speculative.options import DRAFT
-from speculative.timing import CallTimes
-from terminal import cli
-from terminal.flags import add_shared, check_models, reading
-from terminal.models import merge_adapter, note_types
-from terminal.prompt_files import PromptFile
-from text.text_side import check_prompt
+from speculative.common.errors import InputError
+from speculative.step.options import DRAFT
+from speculative.step.timing import CallTimes
+from speculative.text.text_side import check_prompt
 
 USUAL = ("t5-large", "t5-small")
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 17)  # tokens per target call that are timed
@@ -120,7 +117,7 @@ def their_ways(
         if sizes[0] in CAUSAL_SHAPES:
             lengths = [k for k in dict.fromkeys(args.num_draft) if isinstance(k, int)]
             return measure.mlx_lm_ways(*pair, args.max_tokens, args.batch_size, lengths)
-        from benchmarks import baselines
+        from apps.benchmarks import baselines
 
         return baselines.ways(sizes, args.max_tokens, args.batch_size, processes)
     except ImportError as error:

@@ -5,13 +5,13 @@ python convert.py --model demo/target --dtype float32
 python convert.py --model google-t5/t5-11b --quantize --q-bits 4
 """
 
-import terminal  # noqa: F401 (first: it checks Python and the packages)
+import apps.cli  # noqa: F401 (first: it checks Python and the packages)
 
 # isort: split
-from checkpoints.weights import BITS, DTYPES, GROUP_SIZES, MODES, Quantization
-from families.conversion import convert, describe
-from terminal import cli
-from terminal.flags import add_shared
+from apps.cli import cli
+from apps.cli.flags import add_shared
+from speculative.checkpoints.weights import BITS, DTYPES, GROUP_SIZES, MODES, Quantization
+from speculative.models.conversion import convert, describe
 
 
 def parse_args(argv: list[str] | None = None):

@@ -8,10 +8,7 @@ the one that the target alone would write.
     text = generate(model, tokenizer, prompt, draft_model=draft, num_draft=5, max_tokens=256)
 """
 
-import own_modules  # noqa: F401 (before all others: see there)
-
-# isort: split
-from common import blas  # noqa: F401 (before mlx: see there)
+from speculative import blas  # noqa: F401 (before mlx: see there)
 
 # isort: split
 import warnings
@@ -26,35 +23,35 @@ import mlx.core as mx
 import numpy as np
 from tokenizers import Tokenizer
 
-from common.errors import InputError
-from distributed.ranks import ALONE
-from families.loading import load as load  # for users, as Stats below
-from families.ram import available, wired_memory
-from speculative.beams import BeamBatch
-from speculative.cached_model import CachedModel, PrefixCache
-from speculative.draft import Step
-from speculative.drafting import Drafter, DraftVocabulary, ModelDrafter, PromptLookup
-from speculative.driver import Driver, Prompts, Task, Tasks
-from speculative.journal import RowJournal
-from speculative.lookup import REFERENCE
-from speculative.model import Model
-from speculative.options import COUNT, SIZE, OptionError, Options
-from speculative.row import Response, Row, respond
-from speculative.row import Stats as Stats
-from speculative.sampling import RowSeeds, log_probabilities, sampler_for
-from speculative.schedule import Schedule
-from text.memory import Memory
-from text.rows import Content as Content
-from text.rows import RowMaker
-from text.text_side import TextSide
-from text.tokenizer import completion, piece_of, shared_vocabulary, translation
+from speculative.common.errors import InputError
+from speculative.drafters.drafting import Drafter, DraftVocabulary, ModelDrafter, PromptLookup
+from speculative.drafters.prompt_lookup import REFERENCE
+from speculative.models.contract import Model
+from speculative.models.loading import load as load  # for users, as Stats below
+from speculative.models.ram import available, wired_memory
+from speculative.models.ranks import ALONE
+from speculative.step.beams import BeamBatch
+from speculative.step.cached_model import CachedModel, PrefixCache
+from speculative.step.draft import Step
+from speculative.step.driver import Driver, Prompts, Task, Tasks
+from speculative.step.journal import RowJournal
+from speculative.step.options import COUNT, SIZE, OptionError, Options
+from speculative.step.row import Response, Row, respond
+from speculative.step.row import Stats as Stats
+from speculative.step.sampling import RowSeeds, log_probabilities, sampler_for
+from speculative.step.schedule import Schedule
+from speculative.text.memory import Memory
+from speculative.text.rows import Content as Content
+from speculative.text.rows import RowMaker
+from speculative.text.text_side import TextSide
+from speculative.text.tokenizer import completion, piece_of, shared_vocabulary, translation
 
 BATCH_SIZE = 8
 _WINDOW = 32  # how many batches of prompts are sorted by length together
 
 
 class Batch:
-    """Rows decoded together, one step at a time: tokens in, tokens out. Its methods: speculative/driver.py."""
+    """Rows decoded together, one step at a time: tokens in, tokens out. Its methods: speculative/step/driver.py."""
 
     def __init__(
         self,

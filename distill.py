@@ -6,41 +6,38 @@ python distill.py --model google/madlad400-3b-mt --document book.docx manual.md 
 python distill.py --model openai/whisper-large-v3 talks/*.mp3
 """
 
-import terminal  # noqa: F401 (first: it checks Python and the packages)
-
-# isort: split
-from common import blas  # noqa: F401 (before mlx: see there)
+import apps.cli  # noqa: F401 (first: it checks Python and the packages)
 
 # isort: split
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from checkpoints.folder import converted_path
-from checkpoints.weights import DTYPES
-from common.errors import InputError
-from common.files import locked
-from common.reporting import reporter
+from apps.cli import cli, flags
+from apps.cli.models import merge_adapter, note_types
+from apps.cli.prompt_files import PromptFile, progress
+from apps.distillation.evaluation import Evaluation, call_times
+from apps.distillation.folder import draft_folder, save, trained_draft
+from apps.distillation.texts import TrainingText, read_texts
+from apps.distillation.training import Training, new_draft
+from apps.documents.files import load as load_document
+from apps.documents.translator import Translator
+from apps.speech import audio
+from apps.speech.options import TranscribeOptions
+from apps.speech.transcriber import Transcriber, is_speech
 from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder, load
 from demo.pair import demo_model
-from distillation.evaluation import Evaluation, call_times
-from distillation.folder import draft_folder, save, trained_draft
-from distillation.texts import TrainingText, read_texts
-from distillation.training import Training, new_draft
-from documents.files import load as load_document
-from documents.translator import Translator
-from families.distilled import type_of
-from speculative.driver import Task
-from speculative.row import Row
-from speculative.timing import CallTimes
-from speech import audio
-from speech.options import TranscribeOptions
-from speech.transcriber import Transcriber, is_speech
-from terminal import cli, flags
-from terminal.models import merge_adapter, note_types
-from terminal.prompt_files import PromptFile, progress
-from text.languages import tag_of
-from text.memory import MemoryFile, Pair, load_memory
-from text.text_side import Prompt, check_prompt
+from speculative.checkpoints.folder import converted_path
+from speculative.checkpoints.weights import DTYPES
+from speculative.common.errors import InputError
+from speculative.common.files import locked
+from speculative.common.reporting import reporter
+from speculative.models.distilled import type_of
+from speculative.step.driver import Task
+from speculative.step.row import Row
+from speculative.step.timing import CallTimes
+from speculative.text.languages import tag_of
+from speculative.text.memory import MemoryFile, Pair, load_memory
+from speculative.text.text_side import Prompt, check_prompt
 
 LANGUAGES = {"source_lang": "--from", "target_lang": "--to"}
 

@@ -4,7 +4,7 @@ python main.py --prompt "translate number to German: 1284"
 python main.py --model google-t5/t5-11b --draft-model google-t5/t5-small --prompt "summarize: ..."
 """
 
-import terminal  # noqa: F401 (first: it checks Python and the packages)
+import apps.cli  # noqa: F401 (first: it checks Python and the packages)
 
 # isort: split
 import json
@@ -14,16 +14,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from common.errors import InputError
+from apps.cli import cli, flags
+from apps.cli.chat import chat
+from apps.cli.display import Display, Summary, show_legend, to_json
+from apps.cli.models import Models, note_alone, open_decoder
+from apps.cli.prompt_files import FileTask, decode_file
 from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
-from distributed.ranks import Ranks, session
-from speculative.options import FORMS
-from terminal import cli, flags
-from terminal.chat import chat
-from terminal.display import Display, Summary, show_legend, to_json
-from terminal.models import Models, note_alone, open_decoder
-from terminal.prompt_files import FileTask, decode_file
-from text.memory import MemoryFile, Pair
+from speculative.common.errors import InputError
+from speculative.models.ranks import Ranks, session
+from speculative.step.options import FORMS
+from speculative.text.memory import MemoryFile, Pair
 
 # Flags that give the drafter something to draft from; a prompt file's lines may have references
 SOURCES = ("draft_model", "lookup", "reference", "memory", "prompt_file", *FORMS)

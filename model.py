@@ -14,9 +14,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from checkpoints.config import BaseConfig
-from speculative.cache import CrossCache, padding_mask
-from transformer import Attention, EncoderDecoder, FeedForward, Layer, Stack
+from speculative.checkpoints.config import BaseConfig
+from speculative.models.encoder_decoder import Attention, EncoderDecoder, FeedForward, Layer, Stack
+from speculative.step.cache import CrossCache, padding_mask
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ python serve.py
 python serve.py --model google-t5/t5-11b --draft-model google-t5/t5-small --port 8080
 """
 
-import terminal  # noqa: F401 (first: it checks Python and the packages)
+import apps.cli  # noqa: F401 (first: it checks Python and the packages)
 
 # isort: split
 import logging
@@ -19,23 +19,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.errors import InputError
-from common.reporting import reporter
+from apps.cli import cli
+from apps.cli.flags import MODELS, add_options, add_shared, check_models, options_of
+from apps.cli.models import Models, merged_from, note_alone, open_decoder
+from apps.cli.transcripts import open_transcriber
+from apps.speech.transcriber import is_speech
 from decoder import BATCH_SIZE, Options, SpeculativeDecoder
-from speculative.options import DECLARED
-from speech.transcriber import is_speech
-from terminal import cli
-from terminal.flags import MODELS, add_options, add_shared, check_models, options_of
-from terminal.models import Models, merged_from, note_alone, open_decoder
-from terminal.transcripts import open_transcriber
+from speculative.common.errors import InputError
+from speculative.common.reporting import reporter
+from speculative.step.options import DECLARED
 
 try:
     import uvicorn
 
-    from serving.app import Api
-    from serving.audio import OPENAI_NAMES
-    from serving.engine import Engine
-    from serving.gate import Gate, Limits, allowed_hosts, in_url
+    from apps.serving.app import Api
+    from apps.serving.audio import OPENAI_NAMES
+    from apps.serving.engine import Engine
+    from apps.serving.gate import Gate, Limits, allowed_hosts, in_url
 except ImportError as error:
     sys.exit(f"serve.py needs more packages ({error}): pip install -r requirements-serve.txt")
 

@@ -4,7 +4,7 @@ python transcribe.py talk.mp3 --model openai/whisper-large-v3 --draft-model dist
 python transcribe.py *.m4a --model openai/whisper-medium -f srt -o subtitles
 """
 
-import terminal  # noqa: F401 (first: it checks Python and the packages)
+import apps.cli  # noqa: F401 (first: it checks Python and the packages)
 
 # isort: split
 import argparse
@@ -12,17 +12,17 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from common.errors import InputError
-from common.reporting import reporter
+from apps.cli import cli
+from apps.cli.flags import add_options, add_shared, check_apart, check_models, note_unused
+from apps.cli.models import Models
+from apps.cli.transcripts import AudioFiles, open_transcriber, transcribe_live
+from apps.speech.formats import FORMATS, Output
+from apps.speech.options import Layout, TranscribeOptions
+from apps.speech.reference import parse
 from decoder import BATCH_SIZE
-from speculative.options import declared_in
-from speech.formats import FORMATS, Output
-from speech.options import Layout, TranscribeOptions
-from speech.reference import parse
-from terminal import cli
-from terminal.flags import add_options, add_shared, check_apart, check_models, note_unused
-from terminal.models import Models
-from terminal.transcripts import AudioFiles, open_transcriber, transcribe_live
+from speculative.common.errors import InputError
+from speculative.common.reporting import reporter
+from speculative.step.options import declared_in
 
 STDIN, MICROPHONE = "-", "microphone"
 _OF_CUES = [name for name in declared_in(Layout) if name != "times"]

@@ -4,7 +4,7 @@ python translate.py chapter.docx --model facebook/nllb-200-3.3B --draft-model fa
 python translate.py film.srt --to fr -o film.fr.srt
 """
 
-import terminal  # noqa: F401 (first: it checks Python and the packages)
+import apps.cli  # noqa: F401 (first: it checks Python and the packages)
 
 # isort: split
 import argparse
@@ -12,19 +12,26 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.errors import InputError
-from common.files import check_free, replacing
-from common.reporting import reporter
+from apps.cli import cli, flags
+from apps.cli.display import Summary
+from apps.cli.models import Models, open_decoder
+from apps.documents import FORMATS
+from apps.documents.files import (
+    REPORT_HEAD,
+    File,
+    FileTranslator,
+    load_all,
+    report_of,
+    with_outputs,
+)
+from apps.documents.translator import Line, Translator, length
 from decoder import BATCH_SIZE
-from distributed.ranks import session
-from documents import FORMATS
-from documents.files import REPORT_HEAD, File, FileTranslator, load_all, report_of, with_outputs
-from documents.translator import Line, Translator, length
-from terminal import cli, flags
-from terminal.display import Summary
-from terminal.models import Models, open_decoder
-from text.languages import title
-from text.memory import TABLES, XML, MemoryFile, load_memory
+from speculative.common.errors import InputError
+from speculative.common.files import check_free, replacing
+from speculative.common.reporting import reporter
+from speculative.models.ranks import session
+from speculative.text.languages import title
+from speculative.text.memory import TABLES, XML, MemoryFile, load_memory
 
 
 def parse_args(argv: list[str] | None = None):

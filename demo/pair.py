@@ -13,12 +13,12 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from checkpoints.folder import MODELS, WEIGHTS, is_outdated
-from common.errors import InputError
-from common.reporting import reporter
-from families.causal import CausalModel
-from families.conversion import convert
 from model import T5
+from speculative.checkpoints.folder import MODELS, WEIGHTS, is_outdated
+from speculative.common.errors import InputError
+from speculative.common.reporting import reporter
+from speculative.models.causal import CausalModel
+from speculative.models.conversion import convert
 
 DEMO = Path(__file__).resolve().parent
 SHORT_KINDS = ("number", "sentence", "repair")

@@ -1,1 +1,7 @@
-"""The parts of the speculative step: cache, sampling, drafters, schedules. No models, no text, no files."""
+"""The library: the speculative step, its drafters and the models; below them, checkpoints' files, and what stands between
+text and tokens. It imports no application and no command. Its first import readies the process: names, then the BLAS."""
+
+from speculative.common import own_modules as own_modules
+
+# isort: split
+from speculative.common import blas as blas

@@ -14,7 +14,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Before torch and MLX are imported: the models are so small that threads only wait for each other.
 for _library in ("OMP", "OPENBLAS", "BLIS"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
-from common import blas  # noqa: E402, F401 (before MLX)
+from speculative.common import blas  # noqa: E402, F401 (before MLX)
 
 # MLX's thread is woken for each operation. Where that interrupts the thread that asks for them, tests of small models
 # take nearly twice the time.
@@ -58,7 +58,7 @@ def demo_folders(tmp_path_factory) -> Path:
     """A folder that holds mlx_models/demo-target and mlx_models/demo-draft."""
     from helpers.programs import DEMO
 
-    from families.conversion import convert
+    from speculative.models.conversion import convert
 
     folder = tmp_path_factory.mktemp("demo")
     for role in ("target", "draft"):
@@ -112,7 +112,7 @@ def bart_folders(tmp_path_factory, spm_models) -> dict[str, tuple[Path, Path]]:
 @pytest.fixture
 def admitted(monkeypatch):
     """The rows that were decoded."""
-    from speculative.driver import Driver
+    from speculative.step.driver import Driver
 
     rows = []
     admit = Driver.admit

@@ -24,7 +24,7 @@ import torch
 
 from demo.training.tasks import held_out_example, training_example
 from demo.training.torch_models import EOS, PAD, PIECES, DecoderOnly, EncoderDecoder, save
-from text.tokenizer_files import from_transformers
+from speculative.text.tokenizer_files import from_transformers
 
 DEMO = Path(__file__).parents[1]
 MOST_ROWS, MOST_TOKENS = 64, 2048  # of a batch

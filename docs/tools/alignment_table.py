@@ -14,11 +14,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from apps.documents.alignment import Aligner, Alignment
 from decoder import SpeculativeDecoder, load
 from demo.pair import demo_model
 from demo.training import tasks
-from speculative.options import Options
-from text.alignment import Aligner, Alignment
+from speculative.step.options import Options
 
 TEXTS = 300  # of each language
 JUDGED = 100  # of these, as people might write them

@@ -18,9 +18,9 @@ from helpers.causal_configs import WINDOW
 from helpers.causal_models import alone, build, prompts
 from helpers.decoding import decode_with
 
-from common.errors import InputError
-from families.causal import CausalModel
-from speculative.drafting import Drafter, ModelDrafter
+from speculative.common.errors import InputError
+from speculative.drafters.drafting import Drafter, ModelDrafter
+from speculative.models.causal import CausalModel
 
 TEXTS = prompts(5, 30)
 MAX_TOKENS = 10

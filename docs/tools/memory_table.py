@@ -9,8 +9,8 @@ from pathlib import Path
 
 from mlx.utils import tree_flatten
 
-from families import ram
-from families.conversion import skeleton
+from speculative.models import ram
+from speculative.models.conversion import skeleton
 
 PAIRS = json.loads(Path(__file__).with_name("configs.json").read_text())
 HEAD = """\

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from speculative.options import DECLARED
+from speculative.step.options import DECLARED
 
 PAGE = Path(__file__).resolve().parents[1] / "using.md"
 _PLACE = re.compile(r"(<!-- options: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from benchmarks.measure import decoder, describe, widened_pair
+from apps.benchmarks.measure import decoder, describe, widened_pair
+from apps.cli import cli
 from decoder import SpeculativeDecoder
-from terminal import cli
 
 PROMPT = (
     "repair: Seven old queens sell three small keys behind the chuurch. In summer two bakers taek four "

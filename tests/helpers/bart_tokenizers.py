@@ -11,10 +11,10 @@ from sentencepiece import sentencepiece_model_pb2
 from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
 from demo.training.tasks import training_example
-from families.bart_tokenizer import write_tokenizer
 from helpers import bart_checkpoints, checkpoints
 from helpers.programs import ROOT
-from text.tokenizer import FILE, SOURCE_FILE, load_tokenizer
+from speculative.models.bart_tokenizer import write_tokenizer
+from speculative.text.tokenizer import FILE, SOURCE_FILE, load_tokenizer
 
 MULTILINGUAL = ["mbart", "mbart-50", "nllb", "m2m", "marian, codes"]
 FAMILIES = ["bart", *MULTILINGUAL, "marian", "marian, two", "pegasus"]

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from decoder import Batch
-from speculative.drafting import Drafter, ModelDrafter, PromptLookup
-from speculative.driver import Driver
-from speculative.options import Options
-from speculative.row import Row, Stats
-from speculative.sampling import RowSeeds
-from speculative.schedule import Schedule
+from speculative.drafters.drafting import Drafter, ModelDrafter, PromptLookup
+from speculative.step.driver import Driver
+from speculative.step.options import Options
+from speculative.step.row import Row, Stats
+from speculative.step.sampling import RowSeeds
+from speculative.step.schedule import Schedule
 
 
 class Fixed(Schedule):

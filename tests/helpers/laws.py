@@ -7,10 +7,10 @@ import mlx.core as mx
 import numpy as np
 
 from helpers.decoding import Waiting, new_driver, new_rows
-from speculative.cache import CrossCache
-from speculative.model import Model
-from speculative.options import Options
-from speculative.sampling import Draft, _padded_q, probabilities
+from speculative.models.contract import Model
+from speculative.step.cache import CrossCache
+from speculative.step.options import Options
+from speculative.step.sampling import Draft, _padded_q, probabilities
 
 V = 4
 LIMIT = 4.5  # deviation; one in 300,000 by chance

@@ -6,13 +6,13 @@ import mlx.core as mx
 import numpy as np
 import torch
 
-from checkpoints.folder import open_checkpoint
-from checkpoints.tensors import to_mlx
-from families.registry import build, family_of
-from families.t5 import Config
 from helpers import checkpoints
 from helpers.oracle import flat_weights
 from model import T5
+from speculative.checkpoints.folder import open_checkpoint
+from speculative.checkpoints.tensors import to_mlx
+from speculative.models.registry import build, family_of
+from speculative.models.t5 import Config
 
 B, S, T = 3, 40, 30  # rows, source tokens and decoder tokens of `padded_inputs`
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoints.weights import stored_type
 from helpers import bart_checkpoints, checkpoints, t5gemma2_checkpoints, t5gemma_checkpoints
 from helpers.models import mlx_model, padded_inputs
 from helpers.oracle import flat_weights
+from speculative.checkpoints.weights import stored_type
+from speculative.models.distilled import from_target, own_weights, set_weights
 
 _SLOW = {"bart": bart_checkpoints, "t5gemma": t5gemma_checkpoints, "t5gemma2": t5gemma_checkpoints}
 RAW: dict[str, dict] = {
@@ -74,3 +75,12 @@ def known(logits: np.ndarray, config) -> np.ndarray:
     if not getattr(config, "bans_padding", False):
         return logits
     return np.delete(logits, config.pad_token_id, axis=-1)
+
+
+def with_states(target, layers=(0,)):
+    """A draft model that reads states, untrained."""
+    draft = from_target(target, list(layers))
+    weights = own_weights(draft)
+    mix = mx.random.normal(weights["mix.weight"].shape, key=mx.random.key(1))
+    set_weights(draft, weights | {"mix.weight": 0.05 * mix})
+    return draft

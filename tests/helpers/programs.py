@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from terminal import cli
+from apps.cli import cli
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "demo"

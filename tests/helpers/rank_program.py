@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from common import blas  # noqa: F401 (before MLX)
+from speculative.common import blas  # noqa: F401 (before MLX)
 
 # isort: split
 import mlx.core as mx
@@ -60,7 +60,7 @@ def tamper(target, draft) -> None:
     """What another kind of machine might do on this rank, exaggerated: other drafts, other logits from
     the same hidden states, and a clock without sense."""
     import decoder
-    from speculative import driver
+    from speculative.step import driver
 
     rng = random.Random(0)
     decoder.time = driver.time = SimpleNamespace(perf_counter=lambda: rng.random() * 100)
@@ -69,7 +69,7 @@ def tamper(target, draft) -> None:
 
 
 def main() -> None:
-    from distributed.ranks import session
+    from speculative.models.ranks import session
 
     sys.modules["torch"] = None  # transformers would import it, for seconds; users need not have it
     jobs, output = json.loads(sys.argv[1]), sys.argv[2]

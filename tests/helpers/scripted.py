@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import mlx.core as mx
 import numpy as np
 
-from speculative import drafting, driver
-from speculative.cache import MASKED, CrossCache
-from speculative.model import Model, padded
+from speculative.drafters import drafting
+from speculative.models.contract import Model, padded
+from speculative.step import driver
+from speculative.step.cache import MASKED, CrossCache
 
 PAD, EOS, START = 0, 1, 2
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from apps.serving.bodies import parse
+from apps.serving.requests import Completion
 from demo.training.tasks import SHORT_KINDS, held_out_example
 from helpers.programs import ROOT
-from serving.bodies import parse
-from serving.requests import Completion
-from speculative.options import Options
+from speculative.step.options import Options
 
 SETTINGS: list[dict[str, Any]] = [
     {},

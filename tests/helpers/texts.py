@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from helpers.programs import ROOT
-from text.rows import TextStream
-from text.text_side import Prompt
+from speculative.text.rows import TextStream
+from speculative.text.text_side import Prompt
 
 SHARED = ROOT.parent / "shared"
 needs_shared = pytest.mark.skipif(

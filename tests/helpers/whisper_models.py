@@ -9,8 +9,8 @@ import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from families.conversion import convert
-from speech.rules import Special
+from apps.speech.rules import Special
+from speculative.models.conversion import convert
 
 LANGUAGES = ("en", "de", "fr")
 POSITIONS = 30  # of the encoder: a window is 60 frames, 0.6 s

@@ -1,0 +1,215 @@
+"""Transcripts on the terminal: printed in the order of their files or while somebody speaks, written, and summed up."""
+
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from queue import SimpleQueue
+
+import numpy as np
+from tqdm import tqdm
+
+from apps.cli import cli
+from apps.cli.display import Summary
+from apps.cli.models import Models, learning_draft, note_types
+from apps.speech import audio
+from apps.speech.audio import RATE
+from apps.speech.formats import Output, lines
+from apps.speech.live.live import Heard
+from apps.speech.options import TranscribeOptions
+from apps.speech.segments import Segment, Transcript
+from apps.speech.transcriber import Transcriber
+from decoder import SpeculativeDecoder
+from speculative.checkpoints.folder import stamp
+from speculative.common.errors import InputError
+from speculative.common.reporting import reporter
+from speculative.models.loading import find
+from speculative.step.driver import Task, result_of
+from speculative.step.journal import RowJournal, kept
+from speculative.step.row import Stats
+from speculative.text import cues
+
+WINDOW_SECONDS = 28  # about what a window's text covers
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def open_transcriber(models: Models, drafts: bool, serves: bool = False) -> Transcriber:
+    """Load a model that transcribes and, if the options let it draft, its draft model, or let it learn one. serves: for
+    serve.py"""
+    transcriber = Transcriber(models.model, models.draft_model if drafts else None)
+    model = transcriber.model
+    if models.distill is not None and drafts:
+        draft = learning_draft(model, transcriber.name, models.distill, serves)
+        if draft:
+            transcriber.decoder = SpeculativeDecoder(model, transcriber.tokenizer, draft)
+    note_types(model, transcriber.decoder.draft_model)
+    return transcriber
+
+
+@dataclass
+class AudioFiles:
+    """Transcribes files: to stdout in their order, txt segment by segment, or to files under their names."""
+
+    transcriber: Transcriber
+    sounds: Sequence[tuple[str, str]]  # each with the name of its files
+    options: TranscribeOptions
+    output: Output
+    track: str | None  # see audio.read
+    speakers: Mapping[int, str]  # by the number of the channel; {}: channels are mixed
+
+    def __post_init__(self):
+        self._bar = tqdm(desc="audio", unit="s", disable=None, total=0)
+        self._opened = 0
+        self._done = [0.0] * len(self.sounds)  # seconds
+        self._several = len(self.sounds) > 1 and not self.output.folder
+        self._lines = cli.InOrder(partial(cli.write, end=""))
+        if self._several and self.output.format == "vtt":  # one header for all
+            cli.write("WEBVTT\n\n", end="")
+
+    def _task(self, index: int) -> Task:
+        """Read and transcribe a sound. Raises InputError if it cannot be read."""
+        source, name = self.sounds[index]
+        channels = [*self.speakers]
+        samples = audio.read(source, report=reporter.note, track=self.track, channels=channels)
+        if self.output.streamed and self._several:
+            self._lines.put(index, f"{source}:\n", finished=False)
+        length = samples.size / RATE
+        self._opened += 1
+        self._bar.total += length
+        learner = self.transcriber.decoder.learner
+        if learner:
+            windows = self._bar.total / WINDOW_SECONDS
+            learner.total = windows * len(self.sounds) / self._opened
+        if self.speakers:
+            task = self._of_speakers(index, samples)
+        else:
+            task = self.transcriber.task(samples, self.options, partial(self.show, index))
+        del samples  # of an hour 230 MB
+        if not self.output.folder:
+            return (yield from task)
+        model = stamp(find(self.transcriber.name))
+        with closing(RowJournal(self.output.base(name), model, seeded=True)) as journal:
+            return (yield from kept(task, journal))
+
+    def _of_speakers(self, index: int, channels: np.ndarray) -> Task:
+        """Transcribe each channel, [channels, samples], and put what was said in the order of time."""
+        each = list[Transcript]()
+        for samples in channels:
+            each.append((yield from self.transcriber.task(samples, self.options)))
+            self.show(index, (), len(each) * len(samples) / RATE, Stats())
+        pairs = zip(self.speakers.values(), each, strict=True)
+        spoken = [replace(s, speaker=name) for name, own in pairs for s in own.segments]
+        spoken.sort(key=lambda segment: segment.start)
+        segments = tuple(replace(segment, id=i) for i, segment in enumerate(spoken))
+        stats = sum((own.stats for own in each), Stats())
+        self.show(index, segments, self._done[index], stats)
+        text = "".join(segment.text for segment in segments)
+        return Transcript(text, segments, each[0].language, each[0].duration, stats)
+
+    def show(self, index: int, segments: Sequence[Segment], seconds: float, stats: Stats) -> None:
+        """Print what was said in a window."""
+        if self.output.streamed:
+            self._lines.put(index, lines(segments, self.output.layout), finished=False)
+        self._bar.update(seconds - self._done[index])
+        self._done[index] = seconds
+
+    def transcribe(self, batch_size: int, verbose: bool) -> None:
+        """Transcribe all. Report those that cannot be read or written; they make the exit code 1."""
+        summary = Summary(unit="windows")
+        played = 0.0
+        failed = 0
+        tasks = map(self._task, range(len(self.sounds)))
+        with self._bar:
+            for index, result in self.transcriber.transcribe_all(tasks, self.options, batch_size):
+                if isinstance(result, InputError):
+                    reporter.note(str(result))
+                    self._lines.put(index, "")
+                    failed += 1
+                    continue
+                source, name = self.sounds[index]
+                failed += not write_files(self.output, result, name)
+                title = cli.one_line(source) if self._several else None
+                self._lines.put(index, self.output.text(result, title))
+                summary.texts += 1
+                summary.stats += result.stats
+                played += result.duration
+        if verbose:
+            print_summary(summary, played)
+        if failed:
+            raise InputError(f"{failed} of {len(self.sounds)} files failed")
+
+
+def write_files(output: Output, transcript: Transcript, name: str) -> bool:
+    """Write a transcript's files, if it is to have some; print what could not be written. Return whether all were."""
+    unwritten = list(output.write(transcript, name)) if output.folder else []
+    for reason, text in unwritten:
+        reporter.note(f"{reason}; the transcript is printed instead")
+        cli.write(text, end="")
+    return not unwritten
+
+
+def print_summary(summary: Summary, played: float) -> None:
+    import mlx.core as mx  # after decoder, which loads a faster BLAS first
+
+    seconds = time.perf_counter() - summary.began
+    summary.peak_memory = mx.get_peak_memory() / 1e9
+    for line in (f"{played:.1f} s of audio in {seconds:.1f} s", *summary.lines()):
+        reporter.note(line)
+
+
+def transcribe_live(
+    transcriber: Transcriber,
+    source: str,
+    name: str,
+    device: str | None,
+    options: TranscribeOptions,
+    output: Output,
+    verbose: bool,
+) -> None:
+    """Transcribe what arrives until it ends or a signal comes: txt to stdout word by word, or on a terminal by lines, with
+    the words that may still change below them. Files are written after each utterance."""
+    line = ""
+    is_terminal = sys.stderr.isatty() and (sys.stdout.isatty() or not output.streamed)
+
+    def show(heard: Heard) -> None:
+        nonlocal line, output
+        new = heard.text if line else heard.text.lstrip()
+        if output.layout.times and new and not line:
+            new = f"[{cues.stamp(heard.start, False, '.')}] {new}"
+        line += new
+        ended = heard.end is not None
+        if is_terminal:
+            width = shutil.get_terminal_size().columns - 1
+            shown = "" if ended else (line + heard.rest).strip()[-width:]
+            print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
+            new = line if ended else ""
+        if output.streamed:
+            cli.write(new, end="\n" if ended and line else "")
+        writes = ended and line and output.folder  # what cannot be written is printed at the end
+        if writes and not list(output.write(live.transcript(), name)):
+            output = replace(output, force=True)  # they are its own
+        if ended:
+            line = ""
+
+    def stop(number: int, _) -> None:
+        pieces.put(None)
+        signal.signal(number, befores[signal.Signals(number)])  # the second time, at once
+
+    summary = Summary(unit="windows")
+    pieces = SimpleQueue[audio.Piece]()
+    source = audio.listen(source, pieces, device)
+    befores = {number: signal.signal(number, stop) for number in _SIGNALS}
+    reporter.note("listening; Ctrl-C ends it")
+    live = transcriber.live(options, show)
+    transcript = result_of(transcriber.transcribe_all([live.listen(pieces)], options, 1))
+    if not write_files(output, transcript, name):
+        raise InputError("the transcript could not be written")
+    cli.write(output.text(transcript, None), end="")
+    if verbose:
+        summary.texts = len(transcript.segments)
+        summary.stats = transcript.stats
+        print_summary(summary, transcript.duration)

@@ -1,0 +1,73 @@
+"""Documents to translate: formats behind one contract, and what stands between a text and a model's sentences.
+
+A format is a module with `parse(data) -> Document`: it finds the parts to translate, and everything else stays byte for
+byte (docs/new_format.md). Only translator.py knows a model.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from apps.documents import gettext, html, markdown, subtitles, word
+from apps.documents.document import Document, decoded, parse_plain
+from speculative.common.errors import InputError, first_line
+
+_PARSERS: dict[Callable[[bytes], Document], str] = {
+    parse_plain: ".txt",
+    markdown.parse: ".md .markdown .mdx .qmd",
+    word.parse: ".docx",
+    html.parse: ".html .htm",
+    html.parse_xhtml: ".xhtml",
+    html.parse_epub: ".epub",
+    gettext.parse: ".po .pot",
+    subtitles.parse: ".srt .vtt",
+    subtitles.parse_ass: ".ass .ssa",
+}
+FORMATS = {ending: parse for parse, endings in _PARSERS.items() for ending in endings.split()}
+# Formats that declare their encoding, and what is done with a character that it lacks
+_DECLARE: dict[Any, str] = dict.fromkeys((html.parse, html.parse_xhtml), "xmlcharrefreplace")
+_DECLARE[gettext.parse] = "strict"
+
+# What turns other formats into one of these
+_CONVERT = "convert it: textutil -convert docx {0} (or soffice --convert-to docx)"
+_INSTEAD = {
+    ".doc": _CONVERT,
+    ".rtf": _CONVERT,
+    ".odt": _CONVERT,
+    ".pages": "export it as Word or EPUB from Pages",
+    ".pdf": "a PDF has no paragraphs; convert it to .docx, and look at the result",
+}
+
+# Keyword arguments of `parse`, and the formats that have them
+OPTIONS = {
+    "bilingual": tuple(ending for ending in FORMATS if ending not in (".po", ".pot")),
+    "change": (".docx", ".html", ".htm", ".xhtml", ".epub", ".po", ".pot"),
+    "cue_by_cue": (".srt", ".vtt", ".ass", ".ssa"),
+    "fuzzy": (".po", ".pot"),
+}
+
+
+def read(path: Path, data: bytes, encoding: str | None = None, **options: Any) -> Document:
+    """The document in a file of this name. options: of `OPTIONS`, for formats that have them. InputError if it is none."""
+    suffix = path.suffix.lower() or ".txt"
+    if suffix in _INSTEAD:
+        raise InputError(f"{path}: {_INSTEAD[suffix].format(path.name)}")
+    if suffix not in FORMATS:
+        raise InputError(f"{path}: not a document: they end in {', '.join(FORMATS)}")
+    change = options.get("change")
+    if change and not options.get("bilingual"):
+        data = change.in_head(data)
+    applied = {option: on for option, on in options.items() if suffix in OPTIONS[option]}
+    try:
+        parse = FORMATS[suffix]
+        document = decoded(partial(parse, **applied), data, encoding, _DECLARE.get(parse))
+    except ImportError:
+        needed = f"{path.name} needs: pip install -r requirements-documents.txt"
+        raise InputError(needed) from None
+    except InputError:
+        raise
+    except Exception as error:  # whatever a parser makes of a file that is none of its format
+        raise InputError(f"not a {suffix} file: {first_line(error)}") from error
+    return replace(document, for_change=partial(read, path, data, encoding, **options))

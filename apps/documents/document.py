@@ -1,0 +1,335 @@
+"""The contract of the formats: passages to translate, and where their translations go. The simplest format, plain text; and encodings
+other than UTF-8."""
+
+import codecs
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate, groupby, islice, pairwise
+from typing import NamedTuple
+
+from apps.documents.sentences import UNIT, between, paragraphs
+from speculative.common.errors import InputError
+from speculative.text.cues import NEWLINE, line_spans
+
+Span = tuple[int, int]
+Target = tuple[Span, float]  # where formatting goes in a translation, and how sure that is, up to 1
+Targets = Sequence[Target] | None  # of a passage's formatting
+AllTargets = Sequence[Targets] | None  # of all passages
+Texts = Sequence[str | None]
+
+HIDDEN = re.compile(r"([\U000f0000-\U0010fffd])\1*")  # see `in_text`
+_LINE_BREAK = re.compile(rf"(?:{NEWLINE.pattern})\Z")
+_MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+# Not UTF-16, in which this could not be read
+_DECLARED = re.compile(rb"""(?i)((?:encoding|charset)\s*=\s*["']?)(?!utf-16)([\w.:-]+)""")
+_HEAD = 8000  # bytes in which an encoding is declared
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A text to translate, such as a paragraph, and where it is in its source: one part or more, such as lines."""
+
+    text: str
+    spans: tuple[Span, ...]
+    location: str = ""  # for messages, such as "line 3"
+    formatting: tuple[Span, ...] = ()  # of links and the like or, empty, notes; see marks.py
+    breaks: tuple[int, ...] = ()  # where lines begin in the text; line feeds in a translation
+    cues: tuple[int, ...] = ()  # the number of the cue that each span is in, for subtitles
+    placeholders: str = ""  # a pattern of what a translation must keep besides the usual ones
+
+
+@dataclass(frozen=True)
+class Written:
+    """A document with other texts."""
+
+    data: bytes
+    plain: Sequence[str] = ()  # words whose formatting could not be kept
+    problems: Mapping[int, Sequence[str]] = field(default_factory=dict)  # to check, by passage
+    notes: Sequence[str] = ()  # what a reader should know of the whole document
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document in some format. write: the document with a text for each passage; None keeps a passage as it is. With
+    targets of each passage's formatting; None: at the same words or the same place"""
+
+    passages: Sequence[Passage]
+    write: Callable[..., Written]
+    strict: bool = False  # a passage whose translation lost a placeholder stays as it is
+    notes: Sequence[str] = ()  # what a reader should know of the whole document
+    for_change: "Callable[..., Document] | None" = None  # it for a `LanguageChange`, `change`
+
+
+class Fitted(NamedTuple):
+    """The texts for the spans of a passage."""
+
+    parts: Sequence[str]
+    plain: Sequence[str] = ()
+    problems: Sequence[str] = ()
+
+
+Fit = Callable[[str, Passage, str, Targets], Fitted | None]
+
+
+def by_lines(source: str, passage: Passage, text: str, targets: Targets) -> Fitted | None:
+    """The text's lines, if it has one for each span; or else the text, spread over them. None: it is the source's."""
+    return None if text == passage.text else Fitted(by_length(passage, text))
+
+
+def as_text(data: bytes) -> str:
+    source = data.decode()
+    if "\0" in source:
+        raise InputError("not text")
+    return source
+
+
+def in_text(
+    data: bytes,
+    find: Callable[[str], Iterable[Passage]],
+    fit: Fit = by_lines,
+    below: str = "",
+    hidden: Sequence[Passage] = (),
+    fit_hidden: Fit = by_lines,
+    **fields,
+) -> Document:
+    """A document of text, whose passages `find` finds. fit: fits a text into a passage of the source; None: it stays as it
+    is. below: the line break before a translation below its source; a line feed is the source's. hidden: passages in others,
+    such as attributes, each span one character for private use again and again while those are read. InputError if not text."""
+    source = as_text(data)
+    used = {*source}
+    free = (name for name in map(chr, range(0xF0000, 0x10FFFE)) if name not in used)
+    spans = sorted(span for each in hidden for span in each.spans)
+    names = dict(zip(spans, free, strict=False))
+    hidden = [each for each in hidden if names.keys() >= {*each.spans}]
+    visible = edited(source, ((span, name * (span[1] - span[0])) for span, name in names.items()))
+    found = [*find(visible)]
+    passages = _located(source, [*found, *hidden])
+    if below:
+        fit = partial(_fit_below, fit, below.replace("\n", newline_of(source)))
+    fits = [partial(fit, visible)] * len(found) + [partial(fit_hidden, source)] * len(hidden)
+
+    def write(texts: Texts, targets: AllTargets = None) -> Written:
+        new = dict(_fitted(fits, passages, texts, targets))
+        plain = [words for each in new.values() for words in each.plain]
+        problems = {number: each.problems for number, each in new.items() if each.problems}
+        edits = set[tuple[Span, str]]()  # passages may share some
+        for number, each in new.items():
+            edits.update(zip(passages[number].spans, each.parts, strict=True))
+        values = {names[span]: source[slice(*span)] for span in names}
+        values |= {names[span]: part for span, part in edits if span in names}
+        others = sorted(edit for edit in edits if edit[0] not in names)
+        shown = HIDDEN.sub(lambda run: values.get(run[1], run[0]), edited(visible, others))
+        return Written(shown.encode(), plain, problems)
+
+    return Document(passages, write, **fields)
+
+
+def _fitted(
+    fits: Sequence[partial], passages: Sequence[Passage], texts: Texts, targets: AllTargets
+) -> Iterator[tuple[int, Fitted]]:
+    """The new texts of passages, by their numbers."""
+    for number, (passage, text) in enumerate(zip(passages, texts, strict=True)):
+        if text is not None:
+            fitted = fits[number](passage, text, targets[number] if targets else None)
+            if fitted:
+                yield number, fitted
+
+
+def joined(
+    documents: Sequence[Document],
+    assemble: Callable[[Sequence[bytes]], bytes],
+    notes: Sequence[str] = (),
+) -> Document:
+    """One document of several, which have no lines of their own. assemble: makes its bytes of theirs"""
+    firsts = [0, *accumulate(len(document.passages) for document in documents)]
+
+    def write(texts: Texts, targets: AllTargets = None) -> Written:
+        written = [
+            document.write(texts[first:after], targets and targets[first:after])
+            for document, (first, after) in zip(documents, pairwise(firsts), strict=True)
+        ]
+        problems = dict[int, Sequence[str]]()
+        for first, each in zip(firsts, written, strict=False):
+            problems |= {first + number: of for number, of in each.problems.items()}
+        plain = [words for each in written for words in each.plain]
+        later_notes = [note for each in written for note in each.notes]
+        return Written(assemble([each.data for each in written]), plain, problems, later_notes)
+
+    passages = [
+        replace(passage, location=repr(passage.text[:40]))
+        for document in documents
+        for passage in document.passages
+    ]
+    notes = [*notes, *(note for document in documents for note in document.notes)]
+    return Document(passages, write, notes=notes)
+
+
+def _located(source: str, passages: Iterable[Passage]) -> list[Passage]:
+    """Passages with the lines that they begin in."""
+    ends = [match.start() for match in re.finditer("\n", source)]
+    lines = ((each, bisect_left(ends, each.spans[0][0]) + 1) for each in passages)
+    return [replace(each, location=f"line {line}") for each, line in lines]
+
+
+def edited(source: str, edits: Iterable[tuple[Span, str]]) -> str:
+    """A source with new texts for some of its spans, in their order."""
+    parts = list[str]()
+    end = 0
+    for (start, stop), new in edits:
+        before = source[end:start]
+        if not new and stop > start and source[stop : stop + 1] in ("", "\r", "\n"):
+            before = _LINE_BREAK.sub("", before)  # an empty line would end a cue
+        parts += [before, new]
+        end = stop
+    return "".join([*parts, source[end:]])
+
+
+def newline_of(source: str) -> str:
+    """The line break of a source."""
+    first = NEWLINE.search(source)
+    return first[0] if first else "\n"
+
+
+def lines_of(source: str, start: int = 0, end: int | None = None) -> Iterator[Span]:
+    """The lines, some of them empty, without the white space and byte-order mark around them."""
+    for begin, stop in line_spans(source, start, end):
+        line = source[begin:stop].strip("\ufeff \t\v\f")
+        begin = source.index(line, begin)
+        yield begin, begin + len(line)
+
+
+def passage(source: str, spans: Iterable[Span]) -> Passage:
+    """The passage of one text that runs over these spans."""
+    spans = tuple(spans)
+    parts = list[str]()
+    breaks = list[int]()
+    size = 0
+    for start, stop in spans:
+        part = source[start:stop]
+        if parts:
+            part = between(parts[-1], part) + part
+            breaks.append(size + len(part) - (stop - start))
+        parts.append(part)
+        size += len(part)
+    return Passage("".join(parts), spans, breaks=tuple(breaks))
+
+
+def by_length(passage: Passage, text: str) -> list[str]:
+    """The text's lines, if it has one for each span; or else the text, spread over them."""
+    lines = text.split("\n")
+    if len(lines) == len(passage.spans):
+        return lines
+    return spread(" ".join(lines), [stop - start for start, stop in passage.spans])
+
+
+def without_empty_cues(lines: Sequence[str], cues: Sequence[int]) -> list[str]:
+    """The lines, where a cue for which no word is left shows the last line before it."""
+    filled = list[str]()
+    with_words = {cue for line, cue in zip(lines, cues, strict=True) if line}
+    last = lines[0]
+    for line, cue in zip(lines, cues, strict=True):
+        if cue not in with_words:
+            with_words.add(cue)
+            line = last
+        filled.append(line)
+        last = line or last
+    return filled
+
+
+def _fit_below(
+    fit: Fit, newline: str, source: str, passage: Passage, text: str, targets: Targets
+) -> Fitted | None:
+    """As `fit`, with the source's lines, and the translation's after the last one of each cue."""
+    fitted = fit(source, passage, text, targets)
+    if not fitted:
+        return None
+    both = [source[start:stop] for start, stop in passage.spans]
+    cues = passage.cues or [0] * len(both)
+    for _, cue in groupby(range(len(both)), cues.__getitem__):
+        places = [*cue]
+        lines = (fitted.parts[i] for i in places if fitted.parts[i])
+        both[places[-1]] = newline.join([both[places[-1]], *lines])
+    return fitted._replace(parts=both)
+
+
+def spread(text: str, lengths: Sequence[int]) -> list[str]:
+    """The text cut between words or clusters, each part about as long as its share; empty ones come last."""
+    words = UNIT.findall(text)
+    starts = accumulate(map(len, words), initial=0)
+    middles = [start + len(word.rstrip()) / 2 for start, word in zip(starts, words, strict=False)]
+    total = sum(lengths)
+    cuts = [0]
+    for number, share in enumerate(accumulate(lengths), 1):
+        cut = bisect_right(middles, len(text) * share / total)
+        max_cut = len(words) - (len(lengths) - number)  # leaves a word for each other part
+        cuts.append(max(cuts[-1] + 1, min(cut, max_cut)))
+    cuts[-1] = len(words)
+    return ["".join(words[first:after]).strip() for first, after in pairwise(cuts)]
+
+
+def parse_plain(data: bytes, bilingual: bool = False) -> Document:
+    """Plain text: lines, and paragraphs that are wrapped over several."""
+    return in_text(data, _paragraphs, below="\n" if bilingual else "")
+
+
+def _paragraphs(source: str) -> Iterator[Passage]:
+    both = zip(line_spans(source), lines_of(source), strict=True)
+    for has_text, block in groupby(both, lambda line: line[1][0] < line[1][1]):
+        if has_text:
+            whole, spans = zip(*block, strict=True)
+            remaining = iter(spans)
+            for paragraph in paragraphs([source[start:stop] for start, stop in whole]):
+                yield passage(source, islice(remaining, len(paragraph)))
+
+
+def decoded(
+    parse: Callable[[bytes], Document],
+    data: bytes,
+    encoding: str | None = None,
+    lacking: str | None = None,
+) -> Document:
+    """The document that `parse` makes of the data in UTF-8, written in its own encoding again if possible. encoding: after
+    a byte-order mark; None: as declared, UTF-8, or a guess, which is noted. lacking: in formats that declare their encoding,
+    Python's name of what is done with a character that it lacks. InputError if it is wrong."""
+    if data.startswith(b"PK"):  # an archive
+        return parse(data)
+    name, is_guess = _encoding(data, encoding, lacking is not None)
+    try:
+        source = data.decode(name)
+    except (UnicodeError, LookupError):
+        raise InputError(f"not {name} text; say its encoding with --encoding") from None
+    document = parse(source.encode())
+    notes = [f"read as {name}; --encoding changes that"] if is_guess else []
+
+    def write(texts: Texts, targets: AllTargets = None) -> Written:
+        new = document.write(texts, targets)
+        data = new.data
+        try:
+            return replace(new, data=data.decode().encode(name, lacking or "strict"))
+        except UnicodeEncodeError as error:
+            note = f"written as UTF-8: {name} has no {error.object[error.start]!r}"
+        if lacking:
+            data = _DECLARED.sub(rb"\1UTF-8", data, 1)
+        return replace(new, data=data, notes=[*new.notes, note])
+
+    return replace(document, write=write, notes=[*notes, *document.notes])
+
+
+def _encoding(data: bytes, given: str | None, is_declared: bool) -> tuple[str, bool]:
+    """The encoding that the data are in, and whether it is a guess."""
+    told = _MARKS.get(data[:2], given)
+    if told:
+        return told, False
+    declared = _DECLARED.findall(data[:_HEAD])[:1] if is_declared else []
+    for name in (*(each.decode() for _, each in declared), "utf-8"):
+        with suppress(UnicodeError, LookupError):
+            data.decode(name)
+            return name, False
+    from charset_normalizer import from_bytes
+
+    best = from_bytes(data).best()
+    return (best.encoding, True) if best else ("utf-8", False)

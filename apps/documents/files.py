@@ -1,0 +1,192 @@
+"""Documents in files: where their translations go, and going on where an interrupted run stopped."""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from apps.documents import FORMATS, OPTIONS, read
+from apps.documents.document import Document
+from apps.documents.translator import Line, Translation, Translator, length
+from speculative.common.errors import InputError, errors_name
+from speculative.common.files import check_free, followed, replacing
+from speculative.common.reporting import reporter
+from speculative.step.driver import Task
+from speculative.step.journal import RowJournal, kept
+from speculative.text.languages import short, tag_of
+
+STDIN = "-"
+REPORT_HEAD = "file\tplace\tsource\ttext\tcheck\n"
+
+
+class File(NamedTuple):
+    """A document to translate."""
+
+    name: str  # as it was given
+    document: Document
+    inside: Path = Path()  # its place below the folder that was given, if one was
+    output: Path | None = None  # where its translation goes; None: to standard output
+
+
+def files_of(names: Iterable[str]) -> Iterator[tuple[str, Path]]:
+    """The files of these names and the documents in folders, hidden ones left out, these with their places below the folder."""
+    for name in names:
+        if not Path(name).is_dir():
+            yield name, Path()
+        for path in sorted(Path(name).rglob("*")):
+            inside = path.relative_to(name)
+            is_hidden = any(part.startswith(".") for part in inside.parts)
+            if path.suffix.lower() in FORMATS and path.is_file() and not is_hidden:
+                yield str(path), inside
+
+
+def load(name: str, output: Path | None, encoding: str | None = None, **options: bool) -> File:
+    """The document in a file. Standard input has the format of the output's name. options: of `OPTIONS`."""
+    path = Path(output or name) if name == STDIN else Path(name)
+    suffix = path.suffix.lower() or ".txt"
+    if options.get("bilingual") and suffix not in OPTIONS["bilingual"]:
+        raise InputError(f"{path}: --bilingual is for {', '.join(OPTIONS['bilingual'])}")
+    data = sys.stdin.buffer.read() if name == STDIN else path.read_bytes()
+    with errors_name(Path(name)):
+        document = read(path, data, encoding, **options)
+    return File(name, document)
+
+
+def load_all(
+    names: Iterable[str], output: Path | None, encoding: str | None, **options: bool
+) -> tuple[list[File], list[InputError]]:
+    """The documents of these names and in these folders, and what is wrong with the others. An error if none can be read."""
+    files = list[File]()
+    failures = list[InputError]()
+    for name, inside in files_of(names):
+        try:
+            files.append(load(name, output, encoding, **options)._replace(inside=inside))
+        except (InputError, OSError) as error:
+            reason = getattr(error, "strerror", None)
+            failures.append(InputError(f"{name}: {reason}" if reason else str(error)))
+    if not files:
+        raise failures[0] if failures else InputError(f"no documents in {', '.join(names)}")
+    return files, failures
+
+
+def output_of(
+    name: str, output: Path | None, languages: Sequence[str | None], inside: Path = Path()
+) -> Path | None:
+    """The file of a document's translation; None: stdout. languages: source and target. inside: see `File`"""
+    if str(output or name) == STDIN:
+        return None
+    if output and not output.is_dir():
+        return output
+    source, target = languages
+    if target is None:
+        raise InputError("into which language? Name it with --to, or the file with --output")
+    path = Path(name)
+    suffix = ".po" if path.suffix == ".pot" else path.suffix
+    folder = output / inside.parent if output else path.parent
+    return folder / f"{_in_language(path.stem, source, target)}{suffix}"
+
+
+def _in_language(stem: str, source: str | None, target: str) -> str:
+    """A name with the target language, in place of the source language if that is a part: film.en, film.de."""
+    first, *parts = stem.split(".")
+    for i in reversed(range(len(parts))):
+        if source and tag_of(parts[i]) and short(parts[i]) == short(source):
+            return ".".join([first, *parts[:i], short(target), *parts[i + 1 :]])
+    return f"{stem}.{short(target)}"
+
+
+def with_outputs(
+    files: Sequence[File], output: Path | None, languages: Sequence[str | None]
+) -> list[File]:
+    """The files with their outputs. A file of a folder that another one's translation would be, into its language or the one
+    that its name says, is no source: it is left out and named. output, languages: as for `output_of`"""
+    source, target = languages
+
+    def outputs(target: str | None) -> list[Path | None]:
+        return [output_of(file.name, output, (source, target), file.inside) for file in files]
+
+    tags = {Path(file.name).stem.rpartition(".")[2] for file in files}
+    known = [tag for tag in tags if tag_of(tag) and short(tag) != short(source or "")]
+    made = dict[Path, str]()  # the sources, by translation
+    for tag in known:
+        for path, file in zip(outputs(tag), files, strict=True):
+            made[followed(path or Path())] = file.name
+    sources = list[File]()
+    for file, path in zip(files, outputs(target), strict=True):
+        origin = made.get(followed(Path(file.name)), file.name)
+        if file.inside == Path() or origin == file.name:
+            sources.append(file._replace(output=path))
+        else:
+            reporter.note(f"{file.name} is left out: a translation of {origin}")
+    return sources
+
+
+@dataclass
+class FileTranslator:
+    """Translates files in the same batches, and goes on where an interrupted run stopped."""
+
+    translator: Translator
+    model: str  # its stamp
+    seeded: bool = False  # see RowJournal
+    force: bool = False  # replace files that exist
+
+    def check(self, files: Sequence[File]) -> tuple[list[File], list[InputError]]:
+        """The files whose outputs can be written, and what is wrong with the others. InputError if an output exists that this
+        run may not replace: it may be an interrupted run's, where that has left a journal."""
+        good = list[File]()
+        failures = list[InputError]()
+        for file in files:
+            try:
+                if file.output:
+                    with self._journal(file.output) as journal:
+                        check_free(file.output, self.force or journal.has_rows)
+            except OSError as error:
+                failures.append(InputError(f"{file.name}: {error.filename}: {error.strerror}"))
+            else:
+                good.append(file)
+        if not good:
+            raise failures[0]
+        return good, failures
+
+    def run(self, files: Sequence[File]) -> Iterator[tuple[File, Translation | InputError]]:
+        """Each file with its translation or what is wrong with it, as they are finished."""
+        failed = False
+        (first, *others) = [file.name for file in files]
+        title = f"{first} and {len(others)} more" if others else first
+        characters = sum(length(file.document) for file in files)
+        self.translator.sample(file.document for file in files)
+        tasks = map(self._task, files)
+        for number, result in self.translator.run(tasks, title, characters):
+            failed |= isinstance(result, InputError)
+            yield files[number], result
+        for file in files:
+            if file.output and not failed:
+                with self._journal(file.output) as journal:
+                    journal.remove()
+
+    @contextmanager
+    def _journal(self, output: Path) -> Iterator[RowJournal]:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with closing(RowJournal(output, self.model, self.seeded)) as journal:
+            yield journal
+
+    def _task(self, file: File) -> Task:
+        steps = self.translator.steps(file.document)
+        if file.output is None:
+            return (yield from steps)
+        with self._journal(file.output) as journal:
+            translation: Translation = yield from kept(steps, journal)
+            with replacing(file.output, self.force) as partial:
+                partial.write_bytes(translation.data)
+            return translation
+
+
+def report_of(name: str, lines: Sequence[Line]) -> str:
+    """A document's lines of the report, tab-separated."""
+    rows = [
+        [name, *line[:3], "; ".join([*["from the memory"] * line.from_memory, *line.problems])]
+        for line in lines
+    ]
+    return "".join("\t".join(" ".join(field.split()) for field in row) + "\n" for row in rows)

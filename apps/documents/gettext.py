@@ -1,0 +1,182 @@
+"""gettext's .po and .pot: messages without a translation, or with a fuzzy one. What is written is fuzzy until a translator
+has seen it."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from gettext import c2py
+
+from apps.documents.document import Document, Fitted, Passage, Span, in_text, newline_of
+from apps.documents.language import LanguageChange
+from apps.documents.sentences import changed, keep_pattern
+from speculative.common.errors import InputError
+
+_LINE = r'(?>"[^\r\n]*")'  # to the last quote, of which it gives none back
+_STRING = rf"[ \t]*({_LINE}(?:\s*+{_LINE})*+)"
+_TEXT = re.compile(rf"msgstr(?:\[\d+\])?{_STRING}")
+_ENTRY = re.compile(
+    rf"(?<![^\r\n\ufeff])(?:msgctxt{_STRING}\s+)?msgid(?P<id>{_STRING})\s+"
+    rf"(?:msgid_plural(?P<plural>{_STRING})\s+)?(?P<texts>(?:{_TEXT.pattern}\s*+)+)"
+)
+_FLAGS = re.compile(r"^#,([^\r\n]*)[\r\n]+", re.MULTILINE)
+_PREVIOUS = re.compile(r"^#\|[^\r\n]*[\r\n]+", re.MULTILINE)  # the message that a fuzzy text is of
+_HEAD = re.compile(
+    r'^"Language:(?P<language>[ \t]*)\\n"|charset=(?P<charset>CHARSET|(?:US-)?ASCII)'
+    r'|^"Plural-Forms:(?P<forms>[ \t]*(?:nplurals=INTEGER; plural=EXPRESSION;)?)\\n"',
+    re.MULTILINE,
+)
+_FORMS = re.compile(r"nplurals\s*=\s*(\d{1,9})\s*;\s*plural\s*=\s*([^;]+)")
+# Placeholders: printf's without its space flag, and others by a message's flags
+_PRINTF = (
+    r"%(?:\(\w+\)|<\w+>|\d+\$)?[-+#0]*+[\d*]*+(?:\.[\d*]+)?(?:hh?|ll?|[jqzt])?[diouxXeEfFgGaAcsrp]"
+)
+_PLACEHOLDERS = {
+    "qt-format": r"%L?(?:\d\d?|n)",
+    "kde-format": r"%\d\d?",
+    "boost-format": rf"%\d+%|{_PRINTF}|%%",
+    "objc-format": rf"%(?:\d+\$)?@|{_PRINTF}|%%",
+    "python-brace-format": "",
+}
+
+_MAX_FORMS = 9  # of plurals
+
+Edits = dict[Span, str]
+Forms = tuple[int, Callable[[int], int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Message(Passage):
+    """A message's text. before: what stands before it in its span; others: what is written into its other spans"""
+
+    before: str = ""
+    others: tuple[str, ...] = ()
+
+
+def parse(data: bytes, fuzzy: bool = True, change: LanguageChange | None = None) -> Document:
+    """fuzzy: mark what is written. change: its target completes the head and plural forms."""
+    find = partial(_messages, fuzzy=fuzzy, change=change)
+    return in_text(data, find, _fit, strict=True)
+
+
+def _messages(source: str, fuzzy: bool, change: LanguageChange | None) -> Iterator[Passage]:
+    newline = newline_of(source)
+    entries = [*_ENTRY.finditer(source)]
+    if not entries:
+        raise InputError("not a .po file: it has no messages")
+    head, forms = _head(source, entries[0], change)
+    after = 0
+    for entry in entries:
+        # Behind a message that is obsolete
+        begin = max(after, source.rfind("#~", after, entry.start()))
+        after = entry.end()
+        strings = [*_TEXT.finditer(source, *entry.span("texts"))]
+        flags, edits = _comments(source, begin, entry.start(), fuzzy)
+        done = {i for i, each in enumerate(strings) if each[1].strip('" \t\r\n')}
+        one, many = (_unquoted(entry[name] or "") for name in ("id", "plural"))
+        if not one or (len(done) == len(strings) and "fuzzy" not in flags):
+            continue
+        edits |= head
+        number, form_of = forms or (len(strings), c2py("n != 1"))
+        for i in range(number, len(strings)):
+            if i not in done:
+                edits[strings[i - 1].end(), strings[i].end()] = ""
+        placeholders = _placeholders(flags)
+        texts = _plurals(one, many, number, form_of, placeholders) if many else [one]
+        others = (*edits.values(),)
+        for i, text in enumerate(texts):
+            if i in done and "fuzzy" not in flags:
+                continue
+            span = strings[-1].end(), strings[-1].end()
+            before = f"{newline}msgstr[{i}] "  # for a form that is not there
+            if i < len(strings):
+                span = strings[i].span(1)
+                before = ""
+            yield _Message(
+                text, (span, *edits), placeholders=placeholders, before=before, others=others
+            )
+
+
+def _fit(source: str, passage: Passage, text: str, _: object) -> Fitted:
+    assert isinstance(passage, _Message)
+    return Fitted([passage.before + _quoted(text, newline_of(source)), *passage.others])
+
+
+def _head(
+    source: str, entry: re.Match, change: LanguageChange | None
+) -> tuple[Edits, Forms | None]:
+    """The edits that complete the head, and the plural forms: their number, and which one a count takes."""
+    given = {"charset": "UTF-8"}
+    if change:
+        from babel import UnknownLocaleError
+        from babel.messages.plurals import get_plural
+
+        tag = change.target.replace("-", "_")
+        given["language"] = f" {tag}"
+        with suppress(UnknownLocaleError, ValueError):
+            given["forms"] = " nplurals={}; plural={};".format(*get_plural(tag))
+    edits = dict[Span, str]()
+    forms = _FORMS.search(source)
+    for match in () if _unquoted(entry["id"]) else _HEAD.finditer(source, *entry.span()):
+        name = match.lastgroup or ""
+        if name in given:
+            edits[match.span(name)] = given[name]
+        if name == "forms":
+            forms = _FORMS.search(given.get(name, ""))
+    if not forms:
+        return edits, None
+    number = int(forms[1])
+    if number > _MAX_FORMS:
+        raise InputError(f"nplurals is {number}: no language has so many forms")
+    with suppress(ValueError):
+        return edits, (number, c2py(forms[2]))
+    return edits, None
+
+
+def _comments(source: str, begin: int, end: int, fuzzy: bool) -> tuple[list[str], Edits]:
+    """A message's flags, and the edits that make it fuzzy or not, without the message that its old text was of."""
+    edits = {match.span(): "" for match in _PREVIOUS.finditer(source, begin, end)}
+    lines = [*_FLAGS.finditer(source, begin, end)]
+    flags = [flag.strip() for line in lines for flag in line[1].split(",")]
+    if fuzzy != ("fuzzy" in flags):
+        edits |= {line.span(): "" for line in lines}
+        new = ["fuzzy", *flags] if fuzzy else [flag for flag in flags if flag != "fuzzy"]
+        start = lines[0].start() if lines else end
+        edits[start, start] = f"#, {', '.join(new)}{newline_of(source)}" if new else ""
+    return flags, edits
+
+
+def _plurals(
+    one: str, many: str, number: int, form_of: Callable[[int], int], placeholders: str
+) -> Iterator[str]:
+    """The source of each form: the singular only for the form of 1, if it serves all its other counts, too."""
+    lost = changed(one, many, keep_pattern(placeholders))
+    for i in range(number):
+        counts = [n for n in range(200) if form_of(n) == i]
+        is_singular = 1 in counts and number > 1 and (counts == [1] or not lost)
+        yield one if is_singular else many
+
+
+def _placeholders(flags: Sequence[str]) -> str:
+    """The pattern of a message's placeholders."""
+    for flag in flags:
+        if flag in _PLACEHOLDERS:
+            return _PLACEHOLDERS[flag]
+    formats = [flag for flag in flags if flag.endswith("-format")]
+    if formats and all(flag.startswith("no-") for flag in formats):
+        return ""
+    return f"{_PRINTF}|%%" if formats else rf"{_PRINTF}(?!\w)|%%"
+
+
+def _unquoted(strings: str) -> str:
+    from babel.messages.pofile import unescape
+
+    return "".join(map(unescape, re.findall(r'"[^\r\n]*"', strings)))
+
+
+def _quoted(text: str, newline: str) -> str:
+    from babel.messages.pofile import escape
+
+    lines = [*map(escape, re.findall(r"[^\n]*\n|[^\n]+", text))]
+    return newline.join(['""', *lines] if len(lines) > 1 else lines)

@@ -1,0 +1,295 @@
+"""HTML and EPUB: the text between the tags. Tags, scripts, styles, code and what is not to be translated stay."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from html import escape
+from posixpath import dirname, join, normpath
+from typing import Any
+from urllib.parse import unquote
+from xml.etree import ElementTree
+
+from apps.documents.document import Document, Passage, Span, as_text, decoded, edited, in_text
+from apps.documents.inline import STAND_IN, Event, paragraphs_of
+from apps.documents.language import LanguageChange
+from apps.documents.markup import Markup, Parsers, in_archive, in_markup
+from apps.documents.paragraph import Paragraph
+from apps.documents.sentences import ADDRESS
+from apps.documents.tags import (
+    Token,
+    attributes_in,
+    attributes_of,
+    ends_of,
+    events_of,
+    html_tokens,
+    with_values,
+    words_of,
+)
+from speculative.common.errors import InputError
+from speculative.text.languages import direction
+
+_BLOCKS = set(  # all others are within a sentence
+    "address area article aside audio base blockquote body caption center col colgroup dd details dialog dir div dl dt fieldset"
+    " figcaption figure footer form frame frameset h1 h2 h3 h4 h5 h6 head header hgroup hr html legend li link main map menu"
+    " meta nav noframes noscript ol optgroup option p param pre search section select source style summary table tbody td"
+    " template tfoot th thead title tr track ul video".split()
+)
+_PHRASES = set(  # which may be plain
+    "abbr acronym b bdi bdo big cite data del dfn em font i ins label mark nobr q s small span strike strong sub sup time u"
+    "".split()
+)
+# What stays, with what it shows in the text: elements, and classes and roles
+_STAYS = {
+    **dict.fromkeys("audio iframe object pre script style svg template textarea video".split(), ""),
+    **dict.fromkeys("code kbd math mjx-container samp tt var".split(), STAND_IN),
+}
+_STAYING_CLASSES = {
+    **dict.fromkeys("pagenum pageno page-number pagenumber pagebreak doc-pagebreak".split(), ""),
+    **dict.fromkeys("katex katex-display mathjax mathjax_display mathjax_svg".split(), STAND_IN),
+    **dict.fromkeys("mathjax_chtml notranslate".split(), STAND_IN),
+}
+_CHECKED = dict.fromkeys(_PHRASES, "look") | dict.fromkeys(("ruby", "rb"), "run")
+_READING = re.compile(r"(?i)<(rt|rp)\b[^>]*>[^<]*</\1\s*>|<[^>]*>")
+_NOTE = re.compile(r"[\[(]\s*(?:\d{1,3}|[a-z]|[*†‡§¶↩↑]+)\s*[\])]|\d{1,3}|[*†‡§¶↩↑^]*")
+_SHORT = 24  # tokens: longer elements are no notes
+_SPACE = " \t\r\n\f"
+_SPACES = re.compile(f"[{_SPACE}]+")
+# The words of a text, and the space at its ends; a CDATA section
+_PARTS = re.compile(rf"(?s:<!\[CDATA\[.*)|[{_SPACE}]+|[^{_SPACE}]+(?:[{_SPACE}]++[^{_SPACE}]++)*+")
+_READ = {"alt", "title", "aria-label", "placeholder"}
+_SINGLE = {"title", "nav", "option"}  # where no source stands beside its translation
+_LANGUAGE = {False: "lang", True: "xml:lang"}  # the attribute of HTML and of XML
+_LABEL = re.compile(r"(?i)\s(?:(?:xml:)?lang|dir)\s*=")
+_DC_LANGUAGE = re.compile(r"(<dc:language\b[^<>]*>\s*)([^<\s]+)")
+_SPINE = re.compile(r"""(?s)<package\b[^>]*\sversion\s*=\s*["']3.*(<spine\b[^>]*>)""")  # of EPUB 3
+_ENCRYPTED = "META-INF/encryption.xml"
+_FONT = b"http://www.idpf.org/2008/embedding", b"http://ns.adobe.com/pdf/enc#RC"  # only fonts
+
+
+def parse(data: bytes, **options: Any) -> Document:
+    """options: `_page`'s"""
+    return _page(data, as_text(data).lstrip("\ufeff").startswith("<?xml"), **options)
+
+
+def parse_xml(
+    data: bytes,
+    splits: Collection[str] = (),
+    inline: Collection[str] = (),
+    stays: Collection[str] = (),
+    is_outlined: bool = True,
+    **options: Any,
+) -> Document:
+    """Text whose tags have no meaning of HTML's. splits: tags that end a sentence; inline: that do not; stays: elements that
+    are not translated. is_outlined: an element is a text of its own, too, if its parent has no words beside it"""
+    named, within = ({name.lower() for name in each} for each in (splits, inline))
+    return _page(data, True, stays, named, within if is_outlined else None, False, **options)
+
+
+def _page(
+    data: bytes,
+    is_xml: bool,
+    stays: Collection[str] = (),
+    splits: Collection[str] = _BLOCKS,
+    inline: Collection[str] | None = None,
+    is_html: bool = True,
+    bilingual: bool = False,
+    change: LanguageChange | None = None,
+) -> Document:
+    """stays: names of elements that are not translated, besides HTML's"""
+    staying = {name.lower(): STAND_IN for name in stays} | (_STAYS if is_html else {})
+    reader = _PageReader(as_text(data), is_xml, staying, is_html)
+    if change and not bilingual:
+        data = reader.in_language(change).encode()
+        reader = _PageReader(as_text(data), is_xml, staying, is_html)
+    outlined = set() if inline is None else reader.outlined(inline)
+    find = partial(reader.paragraphs, reader.named(splits) | outlined)
+    parts = partial(events_of, is_xml, _CHECKED, ("rt", "rp"))
+    below = partial(_below, is_xml, change) if bilingual and is_html else None
+    markup = Markup(partial(escape, quote=False), parts, below=below)
+    return in_markup(data, find, markup, hidden=reader.attributes)
+
+
+parse_xhtml = partial(_page, is_xml=True)
+
+
+def _shown(raw: str) -> str:
+    return _SPACES.sub(" ", words_of(raw)).replace("\xad", "")
+
+
+def _below(is_xml: bool, change: LanguageChange | None, raw: str) -> str:
+    """A translation that stands behind its source."""
+    if change is None:
+        return f"<br/>{raw}"
+    new = _PageReader(raw, is_xml, _STAYS, True).in_language(change)
+    return f"<br/>{change.in_tag('<span>', _LANGUAGE[is_xml])}{new}</span>"
+
+
+def parse_epub(data: bytes, **options: Any) -> Document:
+    return in_archive(data, partial(_parsers, options))
+
+
+def _parsers(options: Mapping[str, Any], files: Mapping[str, bytes]) -> Parsers:
+    """Those of the texts and the table of contents, which the package lists, and of the package."""
+    encrypted = files.get(_ENCRYPTED, b"")
+    if encrypted.count(b"<EncryptionMethod") > sum(map(encrypted.count, _FONT)):
+        raise InputError("this book is encrypted (DRM)")
+    parsers = dict[str, Any]()
+    for package in (name for name in files if name.endswith(".opf")):
+        for item in ElementTree.fromstring(files[package]).iter():
+            parse = _CHAPTERS.get(item.get("media-type", ""))
+            if parse:
+                path = join(dirname(package), unquote(item.get("href", "")))
+                parsers |= {normpath(path): parse, package: _package}
+    in_utf8 = partial(decoded, lacking="xmlcharrefreplace")
+    return {name: partial(in_utf8, partial(parse, **options)) for name, parse in parsers.items()}
+
+
+_CHAPTERS: dict[str, Any] = dict.fromkeys(("application/xhtml+xml", "text/html"), parse_xhtml)
+_CHAPTERS["application/x-dtbncx+xml"] = partial(parse_xml, stays=["docauthor"])
+
+
+def _package(
+    data: bytes, bilingual: bool = False, change: LanguageChange | None = None
+) -> Document:
+    """A book's package, which has no texts but names the language."""
+    source = as_text(data)
+    named = _DC_LANGUAGE.search(source)
+    if named and change and not bilingual:
+        source = _DC_LANGUAGE.sub(rf"\g<1>{change.new(named[2])}", source, 1)
+        spine = _SPINE.search(source)
+        if spine and direction(change.source or named[2]) != direction(change.target):
+            values = {"page-progression-direction": direction(change.target)}
+            source = source.replace(spine[1], with_values(spine[1], values))
+    return in_text(source.encode(), lambda _: ())
+
+
+class _PageReader:
+    """Reads the paragraphs of a page. stays: elements that stay, with what they show; is_html: others are HTML's"""
+
+    def __init__(self, source: str, is_xml: bool, stays: Mapping[str, str], is_html: bool):
+        self.source = source
+        self.is_html = is_html
+        self.added = {"html": _LANGUAGE[is_xml]}  # names of elements, and what should name theirs
+        self.stays = stays
+        self.tokens = [*html_tokens(source, is_xml)]
+        self.ends = ends_of(self.tokens)
+        self.wholes = dict[int, Event]()  # by the number of their first tag
+        self.attributes = list[Passage]()  # that are read
+        self.labels = list[Token]()  # tags that name a language or its direction, or should
+        self._find_wholes()
+
+    def named(self, names: Collection[str]) -> set[int]:
+        """The tags of these names."""
+        return {number for number, token in enumerate(self.tokens) if token.name in names}
+
+    def outlined(self, inline: Collection[str]) -> set[int]:
+        """The tags of elements whose parents have no words of their own, as DeepL's outline detection has them."""
+        parents = dict[int, int]()
+        with_words = set[int]()
+        opened = [-1]
+        for number, token in enumerate(self.tokens):
+            if token.kind == "text" and self.source[token.start : token.stop].strip():
+                with_words.add(opened[-1])
+            elif number in self.ends:
+                parents[number] = opened[-1]
+                opened.append(number)
+            elif self.ends.get(opened[-1]) == number:
+                opened.pop()
+        alone = {number for number, parent in parents.items() if parent not in with_words}
+        alone -= self.named(inline)
+        return alone | {self.ends[number] for number in alone}
+
+    def paragraphs(self, blocks: Collection[int], source: str) -> Iterator[Paragraph]:
+        """blocks: the tags that end a sentence. source: with other attributes in the same places"""
+        events = list[Event]()
+        after = 0
+        single = -1  # the last tag of such an element
+        for number, token in enumerate(self.tokens):
+            if number < after:
+                continue
+            is_block = token.name != "" and number in blocks
+            last = self.ends.get(number, number)
+            if is_block:
+                for each in paragraphs_of(source, events):
+                    yield replace(each, is_single=number <= single)
+                events = []
+            if token.name in _SINGLE:
+                single = max(single, last)
+            whole = self.wholes.get(number)
+            if whole:
+                events.append(whole._replace(words="") if is_block else whole)
+                after = last + 1
+            elif token.kind == "text":
+                for part in _PARTS.finditer(source, token.start, token.stop):
+                    events.append(Event("text", *part.span(), _shown(part[0])))
+            elif not is_block:
+                events.append(self._event(token))
+        yield from paragraphs_of(source, events)
+
+    def _find_wholes(self) -> None:
+        """Find the elements that are not translated, or whose tags are not kept, and the attributes of all others."""
+        after = 0
+        for number, token in enumerate(self.tokens):
+            last = self.ends.get(number, number)
+            if number < after or token.kind not in ("open", "anchor"):
+                continue
+            whole = self._as_a_whole(number, last) if last > number else None
+            if whole:
+                self.wholes[number] = whole
+                after = last + 1
+                continue
+            if self.is_html and token.name != "link":  # whose title is a name
+                self.attributes += attributes_in(self.source, token[1:3], _READ)
+            if token.name == "html" or _LABEL.search(self.source, token.start, token.stop):
+                self.labels.append(token)
+
+    def in_language(self, change: LanguageChange) -> str:
+        """The page, whose elements name another language. Those that stay as they are keep theirs."""
+        edits = list[tuple[Span, str]]()
+        for token in self.labels:
+            raw = self.source[token.start : token.stop]
+            new = change.in_tag(raw, self.added.get(token.name, ""))
+            edits.append(((token.start, token.stop), new))
+        return edited(self.source, edits)
+
+    def _as_a_whole(self, first: int, last: int) -> Event | None:
+        token = self.tokens[first]
+        place = Event("anchor", token.start, self.tokens[last].stop)
+        shown = self._stays(first, last)
+        if shown is not None:
+            return place._replace(words=shown)
+        if token.name == "ruby" and self.is_html:
+            words = _READING.sub("", self.source[place.start : place.stop])
+            return place._replace(kind="text", words=_shown(words))
+        return None
+
+    def _stays(self, first: int, last: int) -> str | None:
+        """The words in the text for an element that is not translated; None: it is translated."""
+        token = self.tokens[first]
+        raw = self.source[token.start : token.stop]
+        attributes = attributes_of(raw) if "=" in raw else {}
+        if token.name in self.stays:
+            return self.stays[token.name]
+        if attributes.get("translate", "").lower() == "no":
+            return STAND_IN
+        roles = [attributes.get(name, "") for name in ("class", "role", "epub:type")]
+        for name in " ".join(roles).lower().split():
+            if name in _STAYING_CLASSES:
+                return _STAYING_CLASSES[name]
+        if not self.is_html or token.name != "a" or last - first > _SHORT:
+            return None
+        texts = [each for each in self.tokens[first:last] if each.kind == "text"]
+        words = "".join(words_of(self.source[each.start : each.stop]) for each in texts).strip()
+        if ADDRESS.fullmatch(words):
+            return STAND_IN
+        return "" if _NOTE.fullmatch(words) else None
+
+    def _event(self, token: Token) -> Event:
+        place = Event("anchor", token.start, token.stop)
+        if token.name == "br" and self.is_html:
+            return place._replace(kind="break", words=" ")
+        mark = "look" if token.name in _PHRASES else "element"
+        if token.name == "a":
+            mark = "link"
+        return place._replace(kind=token.kind, name=token.name, mark=mark)

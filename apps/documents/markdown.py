@@ -1,0 +1,236 @@
+"""Markdown: CommonMark with GitHub's tables and alerts, and the dialects of front matter, containers, admonitions,
+footnotes, definitions and math. Code, HTML, links' targets and tables stay."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from urllib.parse import unquote
+
+import regex
+
+from apps.documents.document import Document, Passage, Span, as_text, by_length, passage
+from apps.documents.inline import STAND_IN, Event, paragraphs_of
+from apps.documents.markup import Markup, in_markup
+from apps.documents.paragraph import Paragraph
+from apps.documents.sentences import runs_on
+from apps.documents.tags import VOID
+
+_FRONT = re.compile(
+    r"\A\ufeff?(---|\+\+\+)[ \t]*\r?\n.*?^(?:\1|\.\.\.)[ \t]*$", re.DOTALL | re.MULTILINE
+)
+_TARGET = r"(?:(?P<round>\((?:[^()\\]|\\.|(?&round))*\))|\[[^\]]*\])?"  # of a link or an image
+# How a token looks in the source, if its markup does not say it
+_TOKENS = {
+    "code_inline": r"(`+)(?!`).*?(?<!`)\1(?!`)",
+    "math_inline": r"(\$+).*?(?<!\\)\1",
+    "footnote_ref": r"\[\^[^\]]+\]|\^(?P<note>\[(?:[^\[\]\\]|\\.|(?&note))*\])",
+    "image": rf"!(?P<square>\[(?:[^\[\]\\]|\\.|(?&square))*\]){_TARGET}",
+    "link_open": r"\[|<",
+    "link_close": rf"\]{_TARGET}|>",
+}
+_TAG = re.compile(r"<(/?)(\w+)[^>]*>")
+# The places of the document itself that its links lead to
+_LINKED = re.compile(r"""(?:\]\(<?|\]:[ \t]*<?|href=["']?)#([^\s)<>"']+)""")
+# A line that would begin something else than text
+_BLOCK = re.compile(
+    r"(?:[-+*]|\d{1,9}[.)]|#{1,6}|:)(?=\s|$)|>|`{3}|~{3}|:::|=+\s*$|-{2,}\s*$|([-*_])(?:[ \t]*\1){2,}\s*$|\[[^\]]+\]:"
+)
+_AFTER = "\n"  # a text: dollarmath takes its last character for the one before the first
+_SHORTCODE = re.compile(r"\{\{.*\}\}|\{%.*%\}")  # a line of a site generator's
+# Two spaces or a backslash that is not escaped, which make a line's end a break
+_BREAK = regex.compile(r"(?<! ) {2,}$|(?<!\\)(?:\\\\)*\K\\$")
+_ALERT = re.compile(r"\[!\w+\][+-]?(?:\s+|$)")
+
+
+def parse(data: bytes, bilingual: bool = False) -> Document:
+    parser = _parser()
+    source = as_text(data)
+    names = dict[str, Any]()  # what links and notes refer to
+    linked = {_slug(target): target for target in _LINKED.findall(source)}
+
+    def find(source: str) -> Iterator[Paragraph]:
+        seen = Counter[str]()
+        for each, parent in [*_passages(source, parser, names)]:
+            anchor = ""
+            if parent == "heading_open":
+                slug = _slug(each.text)
+                target = linked.get(f"{slug}{seen[slug] or ''}")  # the second one's ends in 1
+                seen[slug] += 1
+                anchor = f'<a id="{target}"></a>' if target else ""
+            for paragraph in _paragraphs(each, parser, names):
+                yield replace(paragraph, raw=anchor + paragraph.raw, ends=(anchor, ""))
+
+    notes = list[Paragraph]()
+    for whole, _ in _passages(source, parser, names) if "^[" in source else ():
+        for token, (start, stop) in _located(whole.text, parser, names):
+            if token.type == "footnote_ref" and whole.text[start] == "^":
+                note = _part(source, whole, start + 2, stop - 1)
+                notes += _paragraphs(note, parser, names)
+    below = "<br/>{}".format if bilingual else None
+    markup = Markup(str, partial(_events, parser, names), _fit, _escaped, below)
+    return in_markup(data, find, markup, hidden=notes)
+
+
+def _slug(words: str) -> str:
+    """What the ids that renderers make of a heading have in common."""
+    return re.sub(r"\W|_", "", unquote(words)).casefold()
+
+
+def _part(source: str, whole: Passage, start: int, stop: int) -> Passage:
+    """A part of a text."""
+    spans = list[Span]()
+    for at, (low, high) in zip([0, *whole.breaks], whole.spans, strict=True):
+        spans.append((low + max(start - at, 0), min(low + stop - at, high)))
+    return passage(source, [span for span in spans if span[0] < span[1]])
+
+
+def _events(parser: Any, names: dict[str, Any], raw: str) -> Iterator[Event]:
+    """The targets of links and the like, however they are written, and the words."""
+    for token in parser.parseInline(raw + _AFTER, names)[0].children:
+        words = "\n" if token.type.endswith("break") else token.content
+        event = _event(token, 0, 0, words)
+        name = event.name or token.type
+        leads_to = repr((name, token.content, token.attrs, token.meta.get("label")))
+        yield event._replace(raw=leads_to)
+
+
+def _escaped(text: str) -> str:
+    text = re.sub(r"\\?`", "&#96;", text)  # in code no backslash escapes
+    return re.sub(r"(?<!\\)([*_~$\[\]<])", r"\\\1", text)
+
+
+def _parser():
+    from markdown_it import MarkdownIt
+    from mdit_py_plugins.admon import admon_plugin
+    from mdit_py_plugins.amsmath import amsmath_plugin
+    from mdit_py_plugins.container import container_plugin
+    from mdit_py_plugins.deflist import deflist_plugin
+    from mdit_py_plugins.dollarmath import dollarmath_plugin
+    from mdit_py_plugins.footnote import footnote_plugin
+
+    parser = MarkdownIt("commonmark", {"alerts": True, "tasklists": True}).enable("table")
+    for plugin in (admon_plugin, amsmath_plugin, deflist_plugin, footnote_plugin):
+        parser.use(plugin)
+    parser.use(dollarmath_plugin, allow_space=False, allow_digits=False)
+    parser.use(container_plugin, "any", validate=lambda *_: True)
+    # Which leaves notes out that nothing refers to, and which hides how characters are escaped
+    return parser.disable(["footnote_tail", "text_join"])
+
+
+def _located(text: str, parser: Any, names: dict[str, Any]) -> list[tuple[Any, Span]]:
+    """The tokens of a text with their places; none if some are not understood."""
+    found = list[tuple[Any, Span]]()
+    at = 0
+    for token in parser.parseInline(text + _AFTER, names)[0].children:
+        raw = token.markup if token.nesting or token.type == "text_special" else token.content
+        if token.type in _TOKENS:
+            match = regex.compile(_TOKENS[token.type]).match(text, at)
+            raw = match[0] if match else None
+        if raw is None or not text.startswith(raw, at):
+            return []  # all of it stays in the text
+        found.append((token, (at, at + len(raw))))
+        at += len(raw)
+    return found
+
+
+def _paragraphs(passage: Passage, parser: Any, names: dict[str, Any]) -> Iterator[Paragraph]:
+    """The passage without its markup, if it has words."""
+    text = passage.text
+    events = list[Event]()
+    opened = list[int]()  # where links' words begin
+    at = 0
+    for token, (start, stop) in _located(text, parser, names):
+        event = _event(token, start, stop, text[start:stop])
+        if event.mark == "link" and event.kind == "open":
+            opened.append(stop)
+        elif event.mark == "link" and event.kind == "close":
+            label = text[opened.pop() : start]
+            if text[start:stop] in ("]", "][]"):  # the words are the label, and are translated
+                event = event._replace(raw=f"][{label}]")
+        events.append(event)
+        at = stop
+    if at < len(text):
+        events.append(Event("text", at, len(text), text[at:]))
+    for each in paragraphs_of(text, events, passage.breaks, drops=True):
+        yield replace(each, spans=passage.spans)
+
+
+def _event(token: Any, start: int, stop: int, raw: str) -> Event:
+    name, _, edge = token.type.rpartition("_")
+    place = Event("anchor", start, stop)
+    tag = _TAG.match(raw) if token.type == "html_inline" else None
+    if tag and tag[2].lower() not in VOID:
+        kind = {"": "open", "/": "close"}[tag[1]]
+        return place._replace(kind=kind, name=tag[2], mark="look")
+    if token.type in ("code_inline", "math_inline"):
+        return place._replace(words=STAND_IN)
+    if token.type in ("html_inline", "image", "footnote_ref"):
+        return place
+    if token.nesting:
+        return place._replace(kind=edge, name=name, mark={"link": "link"}.get(name, "look"))
+    return place._replace(kind="text", words=raw)
+
+
+def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[tuple[Passage, str]]:
+    """The texts, each with the type of the token that it is in."""
+    front = _FRONT.match(source)
+    hidden = re.sub(r"[^\r\n]", " ", front[0]) if front else ""
+    shown = hidden + source[len(hidden) :].replace("\ufeff", " ")
+    begins = [0, *(match.end() for match in re.finditer(r"\r\n?|\n", source)), len(source)]
+    end = 0  # of the last span: a table's cells share a line
+    parent = ""
+    for token in parser.parse(shown, names):
+        if token.type != "inline" or not token.map:
+            parent = token.type
+            continue
+        groups = [list[Span]()]  # of lines, one for each passage
+        before = ""  # the line of a hard break
+        for number, line in enumerate(token.content.split("\n"), token.map[0]):
+            words = _BREAK.sub("", line)
+            hard_break = words != line
+            words = words.strip()
+            span = _find(source, words, max(begins[number], end), begins[number + 1], parent)
+            if not span:
+                continue
+            end = span[1]
+            if _SHORTCODE.fullmatch(words):
+                groups.append([])
+                before = ""
+                continue
+            if before and not runs_on(before, words):
+                groups.append([])
+            before = words if hard_break else ""
+            alert = None if any(groups) else _ALERT.match(words)
+            if alert and alert.end() < len(words):
+                yield passage(source, [(span[0] + alert.end(), span[1])]), parent
+            elif not alert:
+                groups[-1].append(span)
+        yield from ((passage(source, group), parent) for group in groups if group)
+
+
+def _find(source: str, words: str, start: int, stop: int, parent: str) -> Span | None:
+    """The place of a line's words: behind its other marks, or in the next cell of a table."""
+    if parent == "admonition_title_open":  # a title that is not given is the admonition's kind
+        start = source.find('"', start, stop) if '"' in source[start:stop] else stop
+    pattern = re.compile(re.escape(words).replace(r"\|", r"\\?\|"))
+    spans = [match.span() for match in pattern.finditer(source, start, stop)]
+    is_cell = parent in ("th_open", "td_open")
+    return spans[0 if is_cell else -1] if words and spans else None
+
+
+def _fit(passage: Paragraph, text: str) -> list[str]:
+    """The text spread over the lines, none of which begins something else, such as a list."""
+    if "|" not in passage.raw.replace(r"\|", ""):
+        text = re.sub(r"(?<!\\)\|", r"\|", text)  # which would end a table's cell
+    lines = by_length(passage, re.sub(r"\n\s*\n", "\n", text))  # an empty one would end it
+    for i, line in enumerate(lines):
+        while i and _BLOCK.match(line) and " " in line:
+            word, line = line.split(" ", 1)
+            lines[i - 1] += f" {word}"
+        if _BLOCK.match(line) and not _BLOCK.match(passage.text):
+            line = re.sub(r"^\d*", r"\g<0>\\", line)
+        lines[i] = line
+    return lines

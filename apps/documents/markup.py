@@ -1,0 +1,169 @@
+"""Documents of paragraphs with marks, alone or in archives."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from html import escape
+from io import BytesIO
+from pathlib import Path
+from zipfile import ZipFile
+
+from apps.documents.check import Events, fault_of, outline_of, with_kept
+from apps.documents.document import (
+    HIDDEN,
+    Document,
+    Fitted,
+    Passage,
+    Target,
+    Targets,
+    in_text,
+    joined,
+)
+from apps.documents.inline import STAND_IN
+from apps.documents.marks import targets_of
+from apps.documents.paragraph import Paragraph, Writer, lost_marks, placed, plain_spans
+from speculative.common.errors import InputError, errors_name
+
+_ONCE = re.compile(  # names in tags, notes and bookmarks
+    r"""\s(?:xml:)?(?:id|name)\s*=\s*(?:"[^"]*"|'[^']*'|[^\s<>]+)(?=[^<>]*>)"""
+    r"|<[\w.-]+:(?:footnote|endnote|annotation|comment|bookmark)\w+\b[^<>]*>"
+)
+Parsers = dict[str, Callable[[bytes], Document]]  # of the files with text in an archive
+MAX_UNPACKED = 1 << 29  # bytes of an archive
+
+
+@dataclass(frozen=True)
+class Markup:
+    """A format of paragraphs with marks."""
+
+    escape: Callable[[str], str]  # writes a text as markup
+    events: Events  # the parts of some markup, for the check
+    lines: Callable[[Paragraph, str], list[str]] | None = None  # of markup, if spans are lines
+    plain: Callable[[str], str] | None = None  # writes a text that has no markup, whatever it says
+    below: Callable[[str], str] | None = None  # makes a translation stand behind its source
+
+
+def in_markup(
+    data: bytes, find: Callable[[str], Iterable[Paragraph]], markup: Markup, **fields
+) -> Document:
+    """A document of paragraphs with marks. Each is checked when it is written: what would lose some of its markup is written
+    the plain way, and named. fields: `in_text`'s"""
+    inside = replace(markup, escape=markup.plain or markup.escape)  # whose words must not end it
+    return in_text(data, find, partial(_fit, markup), fit_hidden=partial(_fit, inside), **fields)
+
+
+def _fit(
+    markup: Markup, source: str, paragraph: Passage, text: str, targets: Targets
+) -> Fitted | None:
+    if text == paragraph.text:
+        return None
+    if not isinstance(paragraph, Paragraph):  # an attribute
+        is_quoted = source[paragraph.spans[0][0] - 1] in "\"'"
+        value = escape(text).replace("\n", "&#10;")
+        return Fitted([value if is_quoted else f'"{value}"'])
+    if targets is None:
+        targets = targets_of([(paragraph.text, text)], paragraph.formatting, {})
+    if markup.below and not paragraph.is_single:
+        return _with_source(markup, source, paragraph, text, targets)
+    raw = paragraph.raw or "".join(source[start:stop] for start, stop in paragraph.spans)
+    kept = {} if markup.lines else _kept(source, paragraph)
+    before = outline_of(with_kept(markup.events, raw, kept))
+    spans = placed(paragraph, text, targets)
+    lost = [*lost_marks(paragraph, spans, targets)]
+    words = " ".join([*paragraph.without_stand_ins(text, " ").split(), ""])
+    inside = markup.plain or markup.escape
+    ways = [(text, spans, markup.escape), (words, plain_spans(paragraph, words), inside)]
+    if HIDDEN.search(raw):  # which may hold the end of what the text begins
+        ways[0] = text, spans, inside
+    problems = list[str]()
+    for new, spans, written in ways:
+        writer = Writer(paragraph, new, spans, written)
+        parts = writer.parts()
+        after = outline_of(with_kept(markup.events, "".join(parts), kept))
+        shown = outline_of(markup.events(written(words))).shown
+        fault = fault_of(before, after, shown, writer.own_words())
+        if not fault:
+            problems += [f"check the {kind} of {of!r}" for kind, of in lost if kind != "look"]
+            if markup.lines:
+                parts = markup.lines(paragraph, parts[0].strip())
+            return Fitted(parts, [of for kind, of in lost if kind == "look"], problems)
+        problems = [f"its formatting is not kept: {fault}"]
+        lost = []
+    parts = [source[start:stop] for start, stop in paragraph.spans]
+    return Fitted(parts, (), [f"not translated: {fault}"])
+
+
+def _with_source(
+    markup: Markup, source: str, paragraph: Paragraph, text: str, targets: Sequence[Target]
+) -> Fitted | None:
+    """The source, and behind it the translation with what may be there twice: formatting, and what the text shows."""
+    repeated = [
+        (replace(mark, opens=_repeatable(mark.opens)), target)
+        for mark, target in zip(paragraph.marks, targets, strict=True)
+        if mark.may_be_plain or (mark.kind == "anchor" and paragraph.shown(mark))
+    ]
+    marks = tuple(mark for mark, _ in repeated)
+    copy = replace(paragraph, marks=marks, ends=("", ""))
+    raw = Writer(copy, paragraph.text, [mark.span for mark in marks], markup.escape).parts()[0]
+    alone = replace(markup, below=None)
+    fitted = _fit(alone, source, replace(copy, raw=raw), text, [target for _, target in repeated])
+    parts = [source[start:stop] for start, stop in paragraph.spans]
+    if not fitted or fitted.parts == parts or not markup.below:
+        return fitted
+    if markup.lines:
+        parts[0] = paragraph.ends[0] + parts[0]
+    head = paragraph.ends[1]
+    tail = paragraph.run.tail if paragraph.run and head else ""
+    parts[-1] += f"{tail}{markup.below(' '.join(filter(None, fitted.parts)))}{head}"
+    return fitted._replace(parts=parts)
+
+
+def _repeatable(raw: str) -> str:
+    is_code = not raw.startswith("<")  # of Markdown
+    return raw if is_code else _ONCE.sub("", raw)
+
+
+def _kept(source: str, paragraph: Paragraph) -> Mapping[str, str]:
+    """The markup that stays as it is, with what it shows in the text."""
+    kept = dict[str, str]()
+    for mark in paragraph.marks:
+        shown = paragraph.text[slice(*mark.span)]
+        if mark.kind == "anchor" and shown.startswith("{"):
+            shown = STAND_IN
+        if mark.kind in ("anchor", "break"):
+            raw = source[slice(*mark.source_span)].strip()
+            kept[raw] = shown
+            if shown:
+                kept[_repeatable(raw)] = shown
+    return kept
+
+
+def in_archive(
+    data: bytes,
+    parsers_of: Callable[[Mapping[str, bytes]], Parsers],
+    notes_of: Callable[[Mapping[str, bytes]], Sequence[str]] = lambda files: (),
+) -> Document:
+    """The document in a zip archive. notes_of: what a reader should know of all files"""
+    with ZipFile(BytesIO(data)) as archive:
+        if sum(file.file_size for file in archive.infolist()) > MAX_UNPACKED:
+            raise InputError(f"it unpacks to more than {MAX_UNPACKED >> 20} MB")
+        files = archive.infolist()
+        contents = {file.filename: archive.read(file) for file in files}
+    parsers = parsers_of(contents)
+    if not parsers:
+        raise InputError("there is no text in it")
+    parts = dict[str, Document]()
+    for name in filter(parsers.__contains__, contents):
+        with errors_name(Path(name.rpartition("/")[2])):
+            parts[name] = parsers[name](contents[name])
+
+    def assemble(written: Sequence[bytes]) -> bytes:
+        new = dict(zip(parts, written, strict=True))
+        output = BytesIO()
+        with ZipFile(output, "w") as archive:
+            for file in files:
+                archive.writestr(file, new.get(file.filename, contents[file.filename]))
+        return output.getvalue()
+
+    return joined([*parts.values()], assemble, notes_of(contents))

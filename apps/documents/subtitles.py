@@ -1,0 +1,210 @@
+"""Subtitles: SubRip (.srt), WebVTT (.vtt) and SubStation Alpha (.ass, .ssa). A sentence may run over cues."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+
+import regex
+
+from apps.documents.document import (
+    Document,
+    Passage,
+    Span,
+    as_text,
+    by_length,
+    lines_of,
+    passage,
+    without_empty_cues,
+)
+from apps.documents.inline import Event, paragraphs_of
+from apps.documents.markup import Markup, in_markup
+from apps.documents.paragraph import Paragraph
+from apps.documents.sentences import BEGINS_LOWER, ENDED
+from speculative.common.errors import InputError
+from speculative.text.cues import ASS_TAG, TAG, UNREADABLE, Cue, Report, cues, seconds
+
+_ASS_BREAK = re.compile(r"\\[Nn]")
+_ASS_DRAWING = re.compile(r"\{[^{}]*\\p[1-9]")
+_SPEAKER = re.compile(r"[-–—♪♫#]|>>")  # begins a line of its own  # noqa: RUF001
+_LABEL = regex.compile(r"(?:(?:[-–—]|>>)\s*)?(?:\p{Lu}[\p{Lu}\p{M}\p{N} .'’#-]{0,30}:\s+)?")  # noqa: RUF001
+_SOUND = re.compile(r"[\[(（【].*[\])）】]")  # [DOOR OPENS]  # noqa: RUF001
+_COMMA = re.compile(r"""[,،、，､﹐፣՝]["'”’»]*$""")  # noqa: RUF001
+_SOON = 2.0  # seconds between two cues of a sentence
+_MAX_CUES = 6  # that a sentence may run over
+_PRIVATE = 0xF0000  # the first of Unicode's characters for private use
+
+
+def parse(data: bytes, cue_by_cue: bool = False, bilingual: bool = False) -> Document:
+    """SubRip or WebVTT. cue_by_cue: no sentence runs over cues."""
+    return _parse(data, cues, TAG, cue_by_cue, "\n" if bilingual else "")
+
+
+def parse_ass(data: bytes, cue_by_cue: bool = False, bilingual: bool = False) -> Document:
+    return _parse(data, _events, ASS_TAG, cue_by_cue, "\\N" if bilingual else "")
+
+
+def _parse(
+    data: bytes,
+    read: Callable[[str, Report], Iterable[Cue]],
+    tag: re.Pattern,
+    cue_by_cue: bool,
+    below: str,
+) -> Document:
+    source = as_text(data)
+    notes = list[str]()
+    found = [*read(source, lambda line, reason: notes.append(f"line {line}: {reason}"))]
+    if not found:
+        raise InputError(notes[0] if notes else "no cues with times")
+    bare = (
+        replace(cue, lines=[span for line in cue.lines for span in _bare(source, line, tag)])
+        for cue in found
+    )
+    shown = [cue for cue in bare if cue.lines]
+    passages = _passages(source, shown, 1 if cue_by_cue else _MAX_CUES)
+    paragraphs = [each for passage in passages for each in _without_tags(passage, tag)]
+    markup = Markup(str, partial(_parts, tag), partial(_fit, tag))
+    return in_markup(data, lambda _: paragraphs, markup, below=below, notes=notes)
+
+
+def _parts(pattern: re.Pattern, text: str) -> Iterator[Event]:
+    """The tags of a text, and the text between them."""
+    at = 0
+    for tag in pattern.finditer(text):
+        start, stop = tag.span()
+        yield Event("text", at, start, text[at:start])
+        yield Event(
+            _kind(tag), start, stop, name=tag["name"] or tag["style"] or "", mark="look", raw=tag[0]
+        )
+        at = stop
+    yield Event("text", at, len(text), text[at:])
+
+
+def _without_tags(passage: Passage, pattern: re.Pattern) -> Iterator[Paragraph]:
+    """The passage with its tags as marks, if it has words."""
+    events = [*_parts(pattern, passage.text)]
+    for each in paragraphs_of(passage.text, events, passage.breaks, drops=True):
+        yield replace(each, spans=passage.spans, cues=passage.cues)
+
+
+def _kind(tag: re.Match) -> str:
+    if not (tag["name"] or tag["style"]):
+        return "kept"
+    return "close" if tag["close"] or tag["on"] == "0" else "open"
+
+
+def _fit(pattern: re.Pattern, passage: Passage, text: str) -> list[str]:
+    """The text spread over the lines. A tag around words in two cues is closed and opened again."""
+    # While it is spread, each tag is a character of the word that it stands at.
+    tags = [tag[0] for tag in pattern.finditer(text)]
+    names = range(_PRIVATE, _PRIVATE + len(tags))
+    shown = map(chr, names)
+    lines = by_length(passage, pattern.sub(lambda _: next(shown), text))
+    lines = [line.translate(dict(zip(names, tags, strict=True))) for line in lines]
+    opened = list[re.Match]()
+    for i, (cue, following) in enumerate(pairwise(passage.cues)):
+        for tag in pattern.finditer(lines[i]):
+            if _kind(tag) == "open":
+                opened.append(tag)
+            elif opened and _closing(opened[-1]) == tag[0]:
+                opened.pop()
+        if cue != following:
+            rest = "".join(lines[i + 1 :])
+            crossing = [tag for tag in opened if _closing(tag) in rest]
+            lines[i] += "".join(map(_closing, reversed(crossing)))
+            lines[i + 1] = "".join(tag[0] for tag in crossing) + lines[i + 1]
+            opened = []
+    return without_empty_cues(lines, passage.cues)
+
+
+def _closing(tag: re.Match) -> str:
+    return f"</{tag['name']}>" if tag["name"] else f"{{\\{tag['style']}0}}"
+
+
+def _events(source: str, report: Report) -> Iterator[Cue]:
+    """The cues of an .ass: its lines of dialogue, but not drawings."""
+    fields = list[str]()
+    for number, (at, stop) in enumerate(lines_of(source), 1):
+        name, _, values = source[at:stop].partition(":")
+        if name == "Format":
+            fields = [field.strip() for field in values.split(",")]
+        if name != "Dialogue":
+            continue
+        event = dict(zip(fields, values.split(",", len(fields) - 1), strict=False))
+        start, end = (seconds(event.get(field, "")) for field in ("Start", "End"))
+        if start is None or end is None or "Text" not in event:
+            report(number, UNREADABLE)
+            continue
+        if _ASS_DRAWING.match(event["Text"]) or event.get("Effect", "").strip() == "fx":
+            continue
+        begin = stop - len(event["Text"])
+        cuts = [match.span() for match in _ASS_BREAK.finditer(source, begin, stop)]
+        spans = [(a, b) for (_, a), (b, _) in pairwise([(0, begin), *cuts, (stop, 0)])]
+        yield Cue(start, end, spans, (event.get("Style", ""), event.get("Name", "")))
+
+
+def _passages(source: str, shown: Sequence[Cue], max_cues: int) -> Iterator[Passage]:
+    """Texts of cues, joined where a sentence runs on."""
+    spans = list[Span]()
+    numbers = list[int]()  # of each span's cue
+    for number, cue in enumerate(shown):
+        for i, unit in enumerate(_units(source, cue.lines)):
+            is_new = i > 0 or len({*numbers}) >= max_cues
+            if spans and (is_new or not _go_on(source, shown[number - 1], cue)):
+                yield replace(passage(source, spans), cues=tuple(numbers))
+                spans = []
+                numbers = []
+            spans += [_without_speaker(source, *unit[0]), *unit[1:]]
+            numbers += [number] * len(unit)
+    if spans:
+        yield replace(passage(source, spans), cues=tuple(numbers))
+
+
+def _without_speaker(source: str, start: int, stop: int) -> Span:
+    """A line without the dash or the name of who speaks."""
+    speaker = _LABEL.match(source, start, stop)
+    return (speaker.end(), stop) if speaker and speaker.end() < stop else (start, stop)
+
+
+def _go_on(source: str, cue: Cue, following: Cue) -> bool:
+    """Whether a cue's last sentence goes on in the next cue."""
+    line = ASS_TAG.sub("", source[slice(*cue.lines[-1])])
+    first = ASS_TAG.sub("", source[slice(*following.lines[0])])
+    return (
+        cue.voice == following.voice
+        and cue.start <= following.start <= cue.end + _SOON
+        and not ENDED.search(line)
+        and not (_SOUND.fullmatch(line) or _SOUND.fullmatch(first) or _SPEAKER.match(first))
+        and (BEGINS_LOWER.match(first) or _COMMA.search(line)) is not None
+    )
+
+
+def _units(source: str, lines: Iterable[Span]) -> Iterator[list[Span]]:
+    """The lines of a cue, by speaker. A line without a speaker's dash goes on with the one above."""
+    unit = list[Span]()
+    sound = False
+    for span in lines:
+        line = ASS_TAG.sub("", source[slice(*span)])
+        is_sound = _SOUND.fullmatch(line) is not None
+        if unit and (sound or is_sound or _SPEAKER.match(line)):
+            yield unit
+            unit = []
+        unit.append(span)
+        sound = is_sound
+    yield unit
+
+
+def _bare(source: str, line: Span, tag: re.Pattern) -> list[Span]:
+    """The line without tags around it; nothing if nothing is left."""
+    start, stop = begin, end = line
+    for tags in re.compile(f"(?:{tag.pattern})+").finditer(source, start, stop):
+        if tags.start() == start:
+            begin = tags.end()
+        elif tags.end() == stop:
+            end = tags.start()
+    kinds = [*map(_kind, tag.finditer(source, begin, end))]
+    bare = [span for span in lines_of(source, begin, end) if span[0] < span[1]]
+    if bare and kinds.count("open") != kinds.count("close"):
+        return [*lines_of(source, start, stop)]
+    return bare

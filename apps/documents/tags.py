@@ -1,0 +1,190 @@
+"""Tags of HTML and XML, with their places in the source."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import unescape
+from types import MappingProxyType
+from typing import NamedTuple
+from xml.parsers import expat
+
+from apps.documents.document import Passage, Span
+from apps.documents.inline import Event
+from speculative.common.errors import InputError
+
+# As HTML's standard reads them: quotes count behind an equals sign. Not by html.parser, which takes quadratic time.
+_TAG = re.compile(
+    r"<!--(?:.*?-->|(?P<open_comment>))|<!\[CDATA\[(?:(?P<cdata>.*?)\]\]>|(?P<open_cdata>))|<!(?i:DOCTYPE)[^\[>]*+(?:\[[^\]]*+\]\s*+)?+>|<[!?][^>]*+(?:>|\Z)"
+    r"|<(?P<close>/?)(?P<name>[A-Za-z][^\s/>]*+)"
+    r"""(?:[^>=]++|=\s*+(?:"[^"]*+"|'[^']*+')?+)*+(?:>|(?P<open_tag>\Z))""",
+    re.DOTALL,
+)
+_ATTRIBUTE = re.compile(  # its name, the quote around its value, and this
+    r"""([^\s"'>/=]++)(?:\s*+=\s*+(["']?+)((?<=")[^"]*+|(?<=')[^']*+|[^\s"'>]++)\2)?+"""
+)
+_REST_OF_TAG = re.compile(r"""(?:[^>"']|"[^"]*"|'[^']*')*+>""")
+_NOT_ASCII = re.compile(r"[^\0-\x7f]")
+VOID = set("area base br col embed hr img input link meta param source track wbr".split())
+_RAW_TEXT = set("iframe noembed noframes script style textarea xmp".split())  # no tags in them
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+class Token(NamedTuple):
+    """A part of a source, with where it is."""
+
+    kind: str  # "open", "close"; "text"; or "anchor", such as an empty element or a comment
+    start: int
+    stop: int
+    name: str = ""  # an element's, in lower case
+
+
+def html_tokens(source: str, is_xml: bool = False) -> Iterator[Token]:
+    """The tags of HTML, or of XML as far as it can be read, and the text between them."""
+    position = 0
+    while tag := _TAG.search(source, position):
+        start, end = tag.span()
+        if position < start:
+            yield Token("text", position, start)
+        position = end
+        name = (tag["name"] or "").lower()
+        kind = "open"
+        if tag.lastgroup in ("open_comment", "open_cdata", "open_tag"):
+            position = len(source)
+            yield Token("anchor", start, position)
+            return
+        if is_xml and tag.lastgroup == "cdata":
+            kind = "text"
+        elif not name:
+            kind = "anchor"
+        elif tag["close"]:
+            kind = "close"
+        elif name in VOID or (is_xml and source[end - 2] == "/"):
+            kind = "anchor"
+        yield Token(kind, start, end, name)
+        if kind == "open" and name in _RAW_TEXT:
+            close = re.compile(rf"(?i)</{name}(?=[\s/>])").search(source, end)
+            position = close.start() if close else len(source)
+            yield Token("anchor", end, position)
+    if position < len(source):
+        yield Token("text", position, len(source))
+
+
+def words_of(raw: str) -> str:
+    """The words of a text or a CDATA section."""
+    if raw.startswith("<![CDATA["):
+        return raw[9:-3]
+    return unescape(raw)
+
+
+def attributes_of(tag: str) -> dict[str, str]:
+    """The attributes of a tag of HTML, by their names in lower case."""
+    _, *found = _ATTRIBUTE.findall(tag)
+    return {name.lower(): unescape(value) for name, _, value in reversed(found)}
+
+
+def with_values(tag: str, values: Mapping[str, str]) -> str:
+    """A tag whose attributes of these names have these values; those that it lacks come first."""
+    had = attributes_of(tag)
+    for name, value in values.items():
+        if had.get(name.lower()) == value:
+            continue
+        head, *attributes = _ATTRIBUTE.finditer(tag)
+        old = next((each for each in attributes if each[1].lower() == name.lower()), None)
+        if old:
+            tag = f'{tag[: old.start()]}{name}="{value}"{tag[old.end() :]}'
+        else:
+            tag = f'{tag[: head.end()]} {name}="{value}"{tag[head.end() :]}'
+    return tag
+
+
+def attributes_in(source: str, tag: Span, names: Collection[str]) -> Iterator[Passage]:
+    """The values of a tag's attributes of these names, without the quotes around them."""
+    for match in _ATTRIBUTE.finditer(source, *tag):
+        if match[3] and match[1].lower() in names:
+            yield Passage(unescape(match[3]), (match.span(3),))
+
+
+def ends_of(tokens: Sequence[Token]) -> dict[int, int]:
+    """The ends of elements that are closed: the number of an opening tag's token -> its closing tag's."""
+    opened = dict[str, list[int]]()
+    ends = dict[int, int]()
+    for number, token in enumerate(tokens):
+        if token.kind == "open":
+            opened.setdefault(token.name, []).append(number)
+        elif token.kind == "close" and opened.get(token.name):
+            ends[opened[token.name].pop()] = number
+    return ends
+
+
+def events_of(
+    is_xml: bool, marks: Mapping[str, str], hidden: Collection[str], raw: str, shown: str = ""
+) -> Iterator[Event]:
+    """The parts of markup, for the check. marks: by name, else "element"; hidden: left out; shown: whose text is seen"""
+    tokens = [*html_tokens(raw, is_xml)]
+    ends = ends_of(tokens)
+    after = 0
+    opened = ""
+    for number, token in enumerate(tokens):
+        if number < after:
+            continue
+        kind, start, stop, name = token
+        if name in hidden:
+            after = ends.get(number, number) + 1
+        elif kind != "text":
+            mark = marks.get(name, "element")
+            yield Event(kind, start, stop, name=name, mark=mark, raw=raw[start:stop])
+        elif shown in ("", opened):
+            yield Event("text", start, stop, words_of(raw[start:stop]))
+        opened = name
+
+
+@dataclass(slots=True)
+class Element:
+    """An element of XML, and where it and its content are in the source. name: its namespace, a space and the local name"""
+
+    name: str
+    attributes: Mapping[str, str]
+    start: int
+    inner: int
+    end: int = 0
+    stop: int = 0
+    children: list["Element"] = field(default_factory=list)
+
+    def iter(self) -> Iterator["Element"]:
+        """It and all in it, in the source's order."""
+        waiting = [self]
+        while waiting:
+            element = waiting.pop()
+            yield element
+            waiting += reversed(element.children)
+
+
+def xml_tree(source: str) -> Element:
+    """Some XML; its root is the only child. InputError if it is not well-formed, or has a document type and with it entities."""
+    if "<!DOCTYPE" in source:
+        raise InputError("it has a document type")
+    parser = expat.ParserCreate("us-ascii", " ")
+    opened = [Element("", _NONE, 0, 0)]
+    shift = len(source) - len(source.lstrip("\ufeff"))
+
+    def begin(name: str, attributes: Mapping[str, str]) -> None:
+        start = parser.CurrentByteIndex + shift
+        rest = _REST_OF_TAG.match(source, start)
+        assert rest
+        element = Element(name, attributes or _NONE, start, rest.end())
+        opened[-1].children.append(element)
+        opened.append(element)
+
+    def end(_: str) -> None:
+        element = opened.pop()
+        element.end = element.stop = parser.CurrentByteIndex + shift
+        if not source.endswith("/>", element.start, element.inner):
+            element.stop = source.index(">", element.end) + 1
+
+    parser.StartElementHandler = begin
+    parser.EndElementHandler = end
+    try:
+        parser.Parse(_NOT_ASCII.sub("_", source[shift:]), True)  # so that bytes are characters
+    except expat.ExpatError as error:
+        raise InputError(str(error)) from None
+    return opened[0]

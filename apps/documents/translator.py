@@ -1,0 +1,394 @@
+"""Documents in another language, sentence by sentence."""
+
+import re
+import zlib
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field, replace
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from apps.documents.alignment import Aligner
+from apps.documents.document import Document, Passage, Target, Targets, spread
+from apps.documents.language import LanguageChange
+from apps.documents.marks import Align, Sentence, targets_of
+from apps.documents.sentences import (
+    between,
+    changed,
+    edges,
+    is_unspaced,
+    keep_pattern,
+    masked,
+    phrase_pattern,
+    sentences,
+    translatable,
+)
+from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder
+from speculative.common.errors import InputError
+from speculative.common.reporting import reporter
+from speculative.step.driver import Task, Work, result_of
+from speculative.step.row import Row, respond
+from speculative.step.sampling import RowSeeds
+from speculative.text.languages import bcp47, short, tag_of
+from speculative.text.memory import Memory, MemoryFile, Pair
+from speculative.text.text_side import Prompt
+
+Pattern = Any  # regex's
+Aligners = dict[tuple[str | None, str | None], Aligner | None]
+
+_FULL = 0.6  # of the longest output: longer sentences are cut
+_SAMPLED = 64  # sentences that say how the model's attention is to be read
+_ALIGNED = 32  # sentences whose words are aligned before a server's other requests go on
+_LONG = 5  # characters of a text for one of its source, more than any language needs
+_QUOTED = re.compile(r"""["'“„«「『].*["'”“»」』]""")
+
+
+class Line(NamedTuple):
+    """A passage of the report."""
+
+    location: str
+    source: str
+    text: str
+    from_memory: bool  # a translator's
+    problems: list[str]  # what a reader should check
+
+
+class Translation(NamedTuple):
+    """data: of the file in the other language; notes: what a reader should know of all of it"""
+
+    data: bytes
+    lines: Sequence[Line]
+    notes: Sequence[str]
+
+    @property
+    def problems(self) -> list[str]:
+        """The things that a reader should check, each with its place."""
+        return [f"{line.location}: {problem}" for line in self.lines for problem in line.problems]
+
+
+@dataclass
+class Translator:
+    """Translates documents, each distinct sentence once. InputError for languages that the model does not have."""
+
+    decoder: SpeculativeDecoder
+    options: Options
+    batch_size: int = BATCH_SIZE
+    whole: bool | None = None  # translate lines as a whole if they fit; None: with a chat template
+    terms: Memory | None = None  # a glossary; the problems name where a term is missing
+    exact: InitVar[bool] = False  # use the memory's texts of the same sentence or passage
+    memory_file: MemoryFile | None = None  # gets the sentences that the decoder's memory lacks
+    texts: dict[str, str] = field(default_factory=dict)  # by sentence, known ones; gets the others
+    on_response: Callable[[Response], Any] = lambda response: None  # for each finished sentence
+    assumed_source: str | None = None  # the language if neither the options nor the model say it
+    aligners: Aligners = field(default_factory=dict)  # by languages: shared by a server's requests
+    max_prompt_tokens: int | None = None  # of a sentence; None: as many as the model reads
+
+    def __post_init__(self, exact: bool):
+        self.options = self.decoder.seeded(self.options)
+        options = self.options
+        text = self.decoder.text
+        self._framed = text.prompt_format().prompt
+        self.languages = text.resolve_languages(
+            options.source_lang, options.target_lang, options.prompt_template
+        )
+        # The languages without --from and --to; None: unknown.
+        source_lang, target_lang = text.default_languages(self.decoder.model.prefix([]))
+        self.source_lang = self.languages[0] or source_lang or self.assumed_source
+        self.target_lang = self.languages[1] or target_lang
+        is_told = self.target_lang or options.prompt_template
+        if (text.languages or text.translation) and not is_told:
+            raise InputError("into which language? Say so with --to")
+        if self.whole is None:
+            self.whole = text.translation is not None
+        memory = self.decoder.memory if exact else None
+        self._exact = memory.exact(self.source_lang, self.target_lang) if memory else {}
+        self._instruction = len(self._row("-").prompt) - 1  # tokens beside the text's
+        self._terms = defaultdict[str, dict[str, None]](dict)  # with their translations
+        if self.terms:
+            for term in self.terms.fitting(self.source_lang, self.target_lang):
+                self._terms[term.prompt.casefold()][term.text] = None
+        self._term_pattern = phrase_pattern([*self._terms])
+        self._pending = dict[str, Row]()  # that are being decoded, by sentence
+        self._sample = list[str]()  # sentences
+        self._cut = set[str]()  # sentences whose translations are not whole
+
+    @cached_property
+    def aligner(self) -> Aligner | None:
+        key = self.languages
+        if key not in self.aligners:
+            self.aligners[key] = Aligner.of(self.decoder, self.options, bool(self._exact))
+        return self.aligners[key]
+
+    def sample(self, documents: Iterable[Document]) -> None:
+        """Let some sentences of these documents say how the model's attention is to be read: the same ones in whatever order
+        the documents come and are translated."""
+        passages = {passage.text: passage for each in documents for passage in each.passages}
+        for text in sorted(passages, key=lambda text: zlib.crc32(text.encode())):
+            pattern = keep_pattern(passages[text].placeholders)
+            self._sample += _sources(self._pieces(passages[text], pattern), pattern)
+            if len(self._sample) >= _SAMPLED:
+                return
+
+    def translate(self, document: Document, name: str = "") -> Translation:
+        """A document's translation. name: for the progress bar."""
+        return result_of(self.run([self.steps(document)], name, length(document)))
+
+    def run(self, tasks: Iterable[Task], name: str, characters: int) -> Iterator[tuple[int, Any]]:
+        """Decode several documents' tasks in the same batches; yield as `SpeculativeDecoder.run`. characters: of all."""
+        with reporter.bar(name, characters, " characters", 0.1) as advance:
+
+            def finish(row: Row) -> None:
+                self.finish(row)
+                advance(len(row.prompt_text))
+
+            size = self.batch_size
+            yield from self.decoder.run(tasks, self.options, size, at_once=size, on_row=finish)
+
+    def steps(self, document: Document) -> Task:
+        """Translate a document, wherever its sentences are decoded; `finish` gets their rows."""
+        if document.for_change and self.target_lang and tag_of(self.target_lang):
+            change = LanguageChange(self.source_lang, bcp47(self.target_lang))
+            document = replace(document.for_change(change=change), strict=document.strict)
+        passages = document.passages
+        patterns = [keep_pattern(passage.placeholders) for passage in passages]
+        pieces = [*map(self._pieces, passages, patterns)]
+        wanted = dict.fromkeys(
+            (sentence, pattern)
+            for of_passage, pattern in zip(pieces, patterns, strict=True)
+            for sentence in _sources(of_passage, pattern)
+        )
+        yield self._rows([sentence for sentence, _ in wanted])
+        lost = [
+            (sentence, pattern)
+            for sentence, pattern in wanted
+            if changed(sentence, self.texts[sentence], pattern) and sentence not in self._exact
+        ]
+        yield self._rows([masked(*each)[0] for each in lost])
+        for sentence, pattern in lost:
+            plain, restored = masked(sentence, pattern)
+            text = restored(self.texts[plain])
+            if not changed(sentence, text, pattern):
+                self.texts[sentence] = text
+        pairs = [
+            [*zip(of_passage, self._translated(passage, of_passage), strict=True)]
+            for passage, of_passage in zip(passages, pieces, strict=True)
+        ]
+        aligned = yield from self._align(passages, pairs)
+        return self._written(document, patterns, pairs, aligned)
+
+    def _written(
+        self,
+        document: Document,
+        patterns: Sequence[Pattern],
+        pairs: Sequence[Sequence[Sentence]],
+        aligned: Mapping[Sentence, Align],
+    ) -> Translation:
+        """The document with the sentences' texts. patterns: of what each passage must keep; pairs: the sentences of each"""
+        texts = list[str | None]()
+        targets = list[Targets]()
+        lines = list[Line]()
+        for passage, pattern, of_passage in zip(document.passages, patterns, pairs, strict=True):
+            text = "".join(new for _, new in of_passage)
+            goes = list[Target]()
+            if passage.formatting:
+                goes = targets_of(of_passage, passage.formatting, aligned)
+            flat = _flat(passage.text), _flat(text)
+            problems = [*self._problems(*flat, pattern)]
+            problems += self._lost_terms(of_passage, aligned)
+            if any(pair in aligned for pair in of_passage):
+                problems += _to_check(passage, goes)
+            from_memory = all(edges(_flat(piece))[1] in self._exact for piece, _ in of_passage)
+            lines.append(Line(passage.location, *flat, from_memory, problems))
+            targets.append(goes)
+            is_lost = document.strict and changed(passage.text, text, pattern)
+            texts.append(None if is_lost else text)
+        written = document.write(texts, targets)
+        for number, more in written.problems.items():
+            lines[number].problems.extend(more)
+        notes = [*document.notes, *written.notes]
+        from_memory = sum(line.from_memory for line in lines)
+        if not any(map(translatable, (line.source for line in lines), patterns)):
+            notes.append("nothing in it was translated: it has no text")
+        if from_memory:
+            notes.append(f"{from_memory} of {len(lines)} texts are the memory's")
+        if written.plain:
+            notes.append(f"{len(written.plain)} formatted words became plain")
+        return Translation(written.data, lines, notes)
+
+    def _pieces(self, passage: Passage, pattern: Pattern) -> list[str]:
+        """The sentences of a passage, with the space after them."""
+        if _flat(passage.text) in self._exact:
+            return [passage.text]
+        language = short(self.source_lang or "en")
+        return [*sentences(passage.text, language, pattern, self._fits, bool(self.whole))]
+
+    def _fits(self, text: str) -> bool:
+        """Whether the model can read the text and write as much."""
+        try:
+            row = self._row(text)
+        except InputError:  # more than it reads
+            return not text.strip()
+        return len(row.prompt) - self._instruction <= _FULL * row.max_tokens
+
+    def _row(self, text: str) -> Row:
+        # With a reference: otherwise the memory would be searched for one.
+        prompt = self._framed(Prompt(text, "-"))
+        return self.decoder.maker.row(prompt, self.options)
+
+    def _rows(self, wanted: Sequence[str]) -> Iterator[Row]:
+        """The rows of sentences without a text, the longest first, made as they are taken; documents share them."""
+        self.texts |= {each: self._exact[each] for each in wanted if each in self._exact}
+        seeds = RowSeeds(self.options.seed)
+        for sentence in sorted(dict.fromkeys(wanted), key=len, reverse=True):
+            if sentence in self.texts:
+                if self.decoder.learner:
+                    self.decoder.learner.total -= len(sentence)
+                continue
+            if sentence not in self._pending:
+                prompt = self._framed(sentence)
+                rows = self.decoder.maker.rows(prompt, self.options, seeds, self.max_prompt_tokens)
+                (self._pending[sentence],) = rows
+            yield self._pending[sentence]
+
+    def finish(self, row: Row) -> None:
+        """Take a sentence's text."""
+        response = respond(row)
+        del self._pending[response.prompt]
+        self.on_response(response)
+        text = " ".join(response.text.splitlines()).strip()
+        self.texts[response.prompt] = text or response.prompt
+        if response.finish_reason != "stop" or not text:
+            self._cut.add(response.prompt)
+            return
+        pair = Pair(response.prompt, text, *self.languages)
+        if self.memory_file and pair not in (self.decoder.memory or ()):
+            self.memory_file.append(pair)
+
+    def _translated(self, passage: Passage, pieces: Sequence[str]) -> Iterator[str]:
+        """The texts of the pieces of a passage, in lines as these."""
+        texts = list[str]()
+        for before, source, after in map(edges, map(_flat, pieces)):
+            texts.append(f"{before}{self.texts.get(source, source)}{after}")
+        breaks = {*passage.breaks}
+        feeds = (match.end() for match in re.finditer("\n", passage.text))
+        cuts = sorted({*breaks, *feeds})
+        start = 0
+        for i, (piece, text) in enumerate(zip(pieces, texts, strict=True)):
+            end = start + len(piece)
+            stop = start + len(piece.rstrip())
+            space = passage.text[stop:end]
+            if end in breaks:
+                space = "\n"
+            elif i + 1 < len(pieces) and not space.strip(" \u3000"):
+                space = _space(piece, text, pieces[i + 1], texts[i + 1])
+            inner = cuts[bisect_right(cuts, start) : bisect_left(cuts, stop)]
+            lines = [passage.text[a:b] for a, b in pairwise([start, *inner, stop])]
+            yield _in_lines(text, lines) + space
+            start = end
+
+    def _problems(self, source: str, text: str, pattern: Pattern) -> Iterator[str]:
+        """The things that a reader should look at in a passage's text."""
+        lost = changed(source, text, pattern)
+        if lost:
+            yield f"check {' '.join(lost)}"
+        if any(sentence in source for sentence in self._cut):
+            yield "a sentence was cut short; see --max-tokens"
+        if len(text) > _LONG * (len(source) + 20):
+            yield "much longer than its source: an explanation?"
+        elif _QUOTED.fullmatch(text) and not _QUOTED.fullmatch(source):
+            yield "in quotes, unlike its source"
+
+    def _align(
+        self, passages: Sequence[Passage], pairs: Sequence[Sequence[Sentence]]
+    ) -> Generator[Work, Any, dict[Sentence, Align]]:
+        """The alignments of the sentences in which marks begin or end, or terms are, if the model says them."""
+        todo = dict[Sentence, None]()
+        for passage, of_passage in zip(passages, pairs, strict=True):
+            start = 0
+            for pair in of_passage:
+                end = start + len(pair[0])
+                has_edge = any(
+                    begin <= end and start <= stop and not begin <= start < end <= stop
+                    for begin, stop in passage.formatting
+                )
+                if has_edge or any(self._terms_in(pair[0])):
+                    todo[pair] = None
+                start = end
+        aligned = dict[Sentence, Align]()
+        if not (todo and self.aligner):
+            return aligned
+        if self._sample:
+            yield self._rows([each for each in self._sample if each not in self.texts])
+            yield partial(self.aligner.choose, [(each, self.texts[each]) for each in self._sample])
+        for first in range(0, len(todo), _ALIGNED):
+            some = [*todo][first : first + _ALIGNED]
+            alignments = yield partial(self.aligner.align, some, self.texts.items())
+            aligned |= {pair: each.span for pair, each in zip(some, alignments, strict=True)}
+        return aligned
+
+    def _lost_terms(
+        self, pairs: Sequence[Sentence], aligned: Mapping[Sentence, Align]
+    ) -> list[str]:
+        """The terms of whose translations none is at their own words or, if it is not sure where these are, in the sentence."""
+        lost = dict[str, None]()
+        for pair in pairs:
+            for term in self._terms_in(pair[0]):
+                span = term.span()
+                texts = self._terms[term[0].casefold()]
+                any_of = "|".join(map(re.escape, texts))
+                matches = [*re.finditer(any_of, pair[1], re.IGNORECASE)]
+                (begin, end), sure = aligned[pair](span) if pair in aligned else (span, False)
+                if sure:
+                    matches = [m for m in matches if m.start() < end and begin < m.end()]
+                if not matches:
+                    lost[f"{term[0]!r} is not {' or '.join(map(repr, texts))}"] = None
+        return [*lost]
+
+    def _terms_in(self, text: str) -> Iterator[Any]:
+        """The matches of a text's terms; of those that begin together the longest."""
+        matches = self._term_pattern.finditer(text.replace("\n", " "), overlapped=True)
+        return (match for match in matches if match[0])
+
+
+def length(document: Document) -> int:
+    """The characters of a document's passages."""
+    return sum(len(passage.text) for passage in document.passages)
+
+
+def _to_check(passage: Passage, targets: Targets) -> Iterator[str]:
+    """The words whose formatting may be at others."""
+    for span, (_, sure) in zip(passage.formatting, targets or (), strict=False):
+        words = passage.text[slice(*span)].strip()
+        if words and sure < 1:
+            yield f"check what belongs to {words!r}"
+
+
+def _sources(pieces: Iterable[str], pattern: Pattern) -> Iterator[str]:
+    """The sentences to translate in the pieces of a passage. pattern: of what it must keep"""
+    return (edges(_flat(piece))[1] for piece in pieces if translatable(piece, pattern))
+
+
+def _flat(piece: str) -> str:
+    """A sentence on one line."""
+    lines = (line.strip() for line in piece.split("\n"))
+    return " ".join(filter(None, lines))
+
+
+def _space(piece: str, text: str, next_piece: str, next_text: str) -> str:
+    """The space between two sentences' texts on one line."""
+    if not between(text, next_text):
+        return ""
+    space = piece[len(piece.rstrip()) :].replace("\u3000", " ")
+    had_none = is_unspaced(piece[-1:]) or is_unspaced(next_piece)
+    return space or (" " if had_none else "")
+
+
+def _in_lines(text: str, lines: Sequence[str]) -> str:
+    """A sentence's text in as many lines as its source, with their indents."""
+    parts = [text]
+    if len(lines) > 1:
+        parts = spread(text, [len(line.strip()) for line in lines])
+    indents = [line[: len(line) - len(line.lstrip())] for line in lines]
+    return "\n".join(map("".join, zip(indents, parts, strict=True)))

@@ -1,0 +1,311 @@
+"""Word's .docx: the paragraphs of text, tables, headers, footers, notes and comments. All else stays as it is."""
+
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from html import unescape
+from itertools import groupby
+from typing import Any
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape
+
+from apps.documents.document import Document, Passage, as_text
+from apps.documents.inline import STAND_IN, Event, paragraphs_of
+from apps.documents.language import LanguageChange
+from apps.documents.markup import Markup, Parsers, in_archive, in_markup
+from apps.documents.paragraph import Paragraph, Run
+from apps.documents.tags import (
+    Element,
+    attributes_in,
+    attributes_of,
+    events_of,
+    with_values,
+    xml_tree,
+)
+from speculative.text.languages import direction, script_of
+
+_PARTS = re.compile(  # content types
+    r".*\.(?:main|header|footer|footnotes|endnotes|comments|styles|settings)\+xml"
+)
+_LANGUAGE = re.compile(r"<([\w.-]+:)(?:lang|themeFontLang)\b[^>]*>")
+# The attribute that names the language of text in a script, besides `val`
+_COMPLEX = "Arab Beng Deva Gujr Guru Hebr Khmr Knda Laoo Mlym Mymr Nkoo Orya Sinh Syrc Taml Telu Thaa Thai Tibt"
+_SCRIPTS = dict.fromkeys(_COMPLEX.split(), "bidi")
+_SCRIPTS |= dict.fromkeys(("Hans", "Hant", "Jpan", "Kore"), "eastAsia")
+_FROM_RIGHT = re.compile(r"<[\w.-]+:(?:bidi|rtl|bidiVisual)\b[^>]*>")
+_UNSEEN = re.compile(  # in a look
+    r"<(?:[\w.-]+:)?(?:lang|noProof)\b[^>]*>|<(?:[\w.-]+:)?rPrChange\b.*", re.DOTALL
+)
+_WRAPPERS = set("hyperlink ins moveTo smartTag customXml sdt sdtContent dir bdo".split())
+_MARKS = {"hyperlink": "link", "ins": "change", "moveTo": "change"}
+_STAYS = {"del": "", "moveFrom": "", "oMath": STAND_IN, "oMathPara": STAND_IN}
+_SHOWN = {"noBreakHyphen": "-", "br": " ", "cr": " ", "tab": " "}
+_RANGE = re.compile(r"((?:comment|bookmark)\w*?)(Start|End)")
+_PROPERTIES = re.compile(r"(?:p|r|sdt|smartTag|customXml)\w*Pr")  # of the element that they are in
+_PROSE = {"HYPERLINK": "link", "TOC": "range", "FORMTEXT": "range"}  # fields that are translated
+_CODE = re.compile(  # styles
+    r"(?i)(?:source|html)?[ -]?code(?:char|block)?|verbatim(?:char)?|(?:html)?preformatted(?:text)?"
+)
+_READ = {"alt", "descr", "title"}
+_CHART = re.compile(r"word/(?:charts/chart|diagrams/data)\d*\.xml")
+
+
+def parse(data: bytes, **options: Any) -> Document:
+    return in_archive(data, partial(_parsers, options), _untranslated)
+
+
+def _parsers(options: Mapping[str, Any], files: Mapping[str, bytes]) -> Parsers:
+    types = ElementTree.fromstring(files["[Content_Types].xml"])
+    shown = (each for each in types if _PARTS.fullmatch(each.get("ContentType", "")))
+    return {each.get("PartName", "")[1:]: partial(_part, **options) for each in shown}
+
+
+def _part(xml: bytes, bilingual: bool = False, change: LanguageChange | None = None) -> Document:
+    if change and not bilingual:
+        xml = _in_language(change, as_text(xml)).encode()
+    reader = _PartReader(as_text(xml))
+    run, text, look, ruby = (f"{reader.prefix.lower()}{name}" for name in ("r", "t", "rpr", "ruby"))
+    marks = dict.fromkeys((run, text, ""), "run")  # may be split and joined; comments may be lost
+    parts = partial(events_of, True, marks, (look, ruby), shown=text)
+    line_break = f"<{reader.prefix}r><{reader.prefix}br/></{reader.prefix}r>"
+
+    def below(raw: str) -> str:
+        return line_break + (_in_language(change, raw) if change else raw)
+
+    written = partial(_written, reader.prefix)
+    markup = Markup(written, parts, below=below if bilingual else None)
+    return in_markup(xml, reader.paragraphs_in, markup, hidden=reader.attributes)
+
+
+def _in_language(change: LanguageChange, source: str) -> str:
+    """A part that names the target's language as its default and where it named the source's."""
+    old, new = (_SCRIPTS.get(script_of(each), "val") for each in (change.source, change.target))
+    defaults = source.rfind("docDefaults>")  # where these end, if they are here
+
+    def named(match: re.Match) -> str:
+        had = attributes_of(match[0])
+        is_own = change.is_source(had.get(f"{match[1]}{old}".lower(), ""))
+        if not is_own and match.start() > defaults:
+            return match[0]
+        name = f"{match[1]}{new}"
+        return with_values(match[0], {name: change.new(had.get(name.lower(), ""))})
+
+    if direction(change.source) == "rtl" != direction(change.target):
+        source = _FROM_RIGHT.sub("", source)
+    return _LANGUAGE.sub(named, source)
+
+
+def _written(prefix: str, words: str) -> str:
+    return f'<{prefix}t xml:space="preserve">{escape(words)}</{prefix}t>'
+
+
+@dataclass
+class _Field:
+    """A field whose end is still to come, from the place where it begins."""
+
+    place: Event
+    code: str = ""
+    has_result: bool = False
+
+    @property
+    def is_prose(self) -> bool:
+        return self.has_result and _mark_of(self.code) != ""
+
+
+def _mark_of(code: str) -> str:
+    """The kind of mark that a field with this code is; none if it is not translated."""
+    name, *_ = [*code.split(), ""]
+    return _PROSE.get(name, "")
+
+
+_Parts = Iterator["Event | _Parts"]  # of a paragraph
+
+
+class _PartReader:
+    """Reads the paragraphs of a part. The names of Word's own namespace, which is the root's, are without it."""
+
+    def __init__(self, source: str):
+        self.source = source
+        root = xml_tree(source).children[0]
+        self.prefix = "".join(re.findall(r"\A<([\w.-]+:)", source[root.start : root.inner]))
+        namespace = f"{root.name.rpartition(' ')[0]} "
+        self.begins = defaultdict[str, list[int]](list)  # of elements, by their names
+        self.attributes = list[Passage]()  # that describe pictures
+        for element in root.iter():
+            element.name = element.name.removeprefix(namespace)
+            self.begins[element.name].append(element.start)
+            if element.name.rpartition(" ")[2] in ("docPr", "shape"):
+                self.attributes += attributes_in(source, (element.start, element.inner), _READ)
+        self.root = root
+        self.paragraphs = list[Paragraph]()
+        self.fields = list[_Field]()
+
+    def paragraphs_in(self, source: str) -> list[Paragraph]:
+        """The paragraphs. source: with other attributes in the same places"""
+        self.source = source
+        self._read_paragraphs(self.root)
+        return self.paragraphs
+
+    def _read_paragraphs(self, element: Element) -> None:
+        waiting = [element]
+        while waiting:
+            each = waiting.pop()
+            if each.name == "p":
+                self._read_paragraph(each)
+            elif self._has(each, "p"):
+                waiting += reversed(each.children)
+
+    def _read_paragraph(self, element: Element) -> None:
+        if _is_code(element):
+            return
+        for field in self.fields:  # the rest of those that began in another paragraph
+            field.place = Event("anchor", element.inner, element.inner)
+        here = list[Event]()
+        waiting = [self._read_all(element.children)]  # readers, each of what is in the one before
+        while waiting:
+            part = next(waiting[-1], None)
+            if part is None:
+                waiting.pop()
+            elif isinstance(part, Event):
+                here.append(part)
+            else:
+                waiting.append(part)
+        self.paragraphs += paragraphs_of(self.source, here)
+
+    def _has(self, element: Element, name: str) -> bool:
+        """Whether an element has one of this name in it."""
+        begins = self.begins[name]
+        number = bisect_right(begins, element.start)
+        return number < len(begins) and begins[number] < element.stop
+
+    def _is_shown(self) -> bool:
+        return all(field.is_prose for field in self.fields)
+
+    def _read_all(self, elements: Sequence[Element]) -> _Parts:
+        for is_code, group in groupby(elements, lambda each: each.name == "r" and _is_code(each)):
+            some = [*group]
+            if is_code and self._is_shown():
+                yield Event("anchor", some[0].start, some[-1].stop, STAND_IN)
+                continue
+            for element in some:
+                if element.name == "r":
+                    yield self._read_run(element)
+                elif not _PROPERTIES.fullmatch(element.name):
+                    yield self._read(element, Event("anchor", element.start, element.stop))
+
+    def _read_run(self, element: Element) -> _Parts:
+        """Read a run, as if each thing in it had one of its own."""
+        parts = [child for child in element.children if child.name != "rPr"]
+        head = self.source[element.start : element.inner]
+        look = ""
+        if parts != element.children:
+            properties = element.children[0]
+            head = self.source[element.start : properties.stop]
+            look = self.source[properties.inner : properties.end]
+        run = Run(head, f"</{self.prefix}r>", _UNSEEN.sub("", look))
+        for part in parts:
+            place = Event("anchor", part.start, part.stop, before=run, after=run)
+            if part is parts[0]:
+                place = place._replace(start=element.start, before=None)
+            if part is parts[-1]:
+                place = place._replace(stop=element.stop, after=None)
+            yield self._read(part, place, run)
+
+    def _read(self, element: Element, place: Event, run: Run | None = None) -> _Parts:
+        """Read what is in a run or a paragraph. place: its own, with its run if it is the only thing there"""
+        name = element.name
+        edge = _RANGE.fullmatch(name)
+        if name in ("fldChar", "instrText"):
+            yield self._read_field(element, place)
+        elif not self._is_shown():
+            yield self._read_all(element.children)
+        elif edge:
+            kind = {"Start": "open", "End": "close"}[edge[2]]
+            of = f"{edge[1]} {attribute(element, 'id')}"
+            yield place._replace(kind=kind, name=of, mark="range")
+        elif name in ("t", "ruby"):
+            yield self._text(element, place, run)
+        elif name in _SHOWN:
+            yield place._replace(kind="break", words=_SHOWN[name])
+        elif self._has(element, "p") and name not in _WRAPPERS:
+            yield place._replace(kind="hole")
+            self._read_paragraphs(element)
+        elif not run and self._mark(element):
+            yield self._read_element(element)
+        elif name == "fldSimple" and self._has(element, "t"):
+            yield place._replace(words=STAND_IN)
+        elif name != "softHyphen":
+            yield place._replace(words=_STAYS.get(name.rpartition(" ")[2], ""))
+
+    def _mark(self, element: Element) -> str:
+        """The kind of mark of an element whose words are the paragraph's; none for others."""
+        if element.name == "fldSimple":
+            return _mark_of(attribute(element, "instr"))
+        is_around = element.name in _WRAPPERS or self._has(element, "r")
+        if not is_around or element.name.rpartition(" ")[2] in _STAYS:
+            return ""
+        return _MARKS.get(element.name, "element")
+
+    def _text(self, element: Element, place: Event, run: Run | None) -> Event:
+        """A text, without the reading of its signs."""
+        base = [each for each in element.iter() if each.name == "rubyBase"] or [element]
+        texts = [each for each in base[0].iter() if each.name == "t"]
+        raw = "".join(self.source[each.inner : each.end] for each in texts)
+        if "<" in raw:  # a comment or the like
+            return place._replace(words=STAND_IN)
+        return place._replace(kind="text", words=unescape(raw), run=run)
+
+    def _read_element(self, element: Element) -> _Parts:
+        properties = [each for each in element.children if _PROPERTIES.fullmatch(each.name)]
+        begin = max([element.inner, *(each.stop for each in properties)])
+        name = element.name
+        yield Event("open", element.start, begin, name=name, mark=self._mark(element))
+        yield self._read_all(element.children)
+        yield Event("close", element.end, element.stop, name=name)
+
+    def _read_field(self, element: Element, place: Event) -> _Parts:
+        """Read a field's begin, its code, where its result begins, or its end."""
+        kind = attribute(element, "fldCharType")
+        if kind == "begin":
+            self.fields.append(_Field(place))
+        if not self.fields:
+            return
+        field = self.fields[-1]
+        field.has_result = field.has_result or kind == "separate"
+        if element.name == "instrText":
+            field.code += self.source[element.inner : element.end]
+        elif kind == "end":
+            self.fields.pop()
+        if kind not in ("separate", "end") or not self._is_shown():
+            return
+        name = f"field {field.place.start}"
+        whole = field.place._replace(stop=place.stop, after=place.after)
+        if not field.is_prose:
+            yield whole._replace(words=STAND_IN if field.has_result else "")
+        elif kind == "separate":
+            yield whole._replace(kind="open", name=name, mark=_mark_of(field.code))
+        else:
+            yield place._replace(kind="close", name=name)
+
+
+def _is_code(element: Element) -> bool:
+    """Whether the style of a paragraph, or of a run that is no field's edge, is one of code."""
+    if any(child.name == "fldChar" for child in element.children):
+        return False
+    properties = [child for each in element.children[:1] for child in each.children]
+    styles = [each.attributes for each in properties if each.name in ("pStyle", "rStyle")]
+    return any(_CODE.fullmatch(value) for style in styles for value in style.values())
+
+
+def attribute(element: Element, name: str) -> str:
+    """An attribute of this name, in whatever namespace; empty if there is none."""
+    return next((v for key, v in element.attributes.items() if key.split(" ")[-1] == name), "")
+
+
+def _untranslated(files: Mapping[str, bytes]) -> list[str]:
+    """Notes of what stays in a file beside its text."""
+    charts = sum(_CHART.fullmatch(name) is not None for name in files)
+    return [f"not translated: {charts} charts and diagrams"] if charts else []

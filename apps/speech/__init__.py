@@ -1,0 +1,1 @@
+"""Speech to text with Whisper: sound, features, rules of decoding, transcripts and their files."""

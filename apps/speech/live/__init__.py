@@ -1,0 +1,1 @@
+"""Sound that is transcribed while it arrives."""

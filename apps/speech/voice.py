@@ -1,0 +1,199 @@
+"""Finds where somebody speaks: Silero VAD 6 (https://github.com/snakers4/silero-vad, MIT), its 16 kHz network in NumPy."""
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import mlx.core as mx
+import numpy as np
+
+from apps.speech.audio import FRAMES, HOP
+
+_WEIGHTS = Path(__file__).with_name("silero_vad.safetensors")
+_CHUNK, _CONTEXT = 512, 64  # samples that have one probability, and those seen before them
+_BLOCK = 1_000 * _CHUNK  # samples of a whole sound to hear at a time
+_SPEECH = 0.5  # a part begins above this chance
+PAUSE_CHANCE = 0.35  # and ends below this one
+_SHORTEST = 200  # frames of silence between two parts, as in faster-whisper
+_MARGIN = 40  # frames around a part
+
+
+@functools.cache
+def _weights() -> dict[str, np.ndarray]:
+    weights = cast(dict[str, mx.array], mx.load(str(_WEIGHTS)))
+    return {name: np.array(weight.astype(mx.float32)) for name, weight in weights.items()}
+
+
+def _convolved(x: np.ndarray, name: str, stride: int) -> np.ndarray:
+    """A convolution of width 3 and ReLU: [B, T, in] to [B, T / stride, out]."""
+    weight = _weights()[f"{name}.weight"]
+    bias = _weights()[f"{name}.bias"]
+    near = np.lib.stride_tricks.sliding_window_view(np.pad(x, [(0, 0), (1, 1), (0, 0)]), 3, axis=1)
+    near = near[:, ::stride].reshape(len(x), -1, weight[0].size)
+    return np.maximum(near @ weight.reshape(len(weight), -1).T + bias, 0)
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 0.5 + 0.5 * np.tanh(0.5 * x)
+
+
+class Detector:
+    """Hears a sound piece by piece. What it finds does not depend on their sizes."""
+
+    def __init__(self):
+        self._rest = np.zeros(_CONTEXT, np.float32)  # and samples that do not fill a chunk yet
+        self._chunks = 0
+        self._state = np.zeros((2, 128), np.float32)
+
+    def hear(self, samples: np.ndarray, is_end: bool = False) -> np.ndarray:
+        """The probability of speech in each further frame: [frames]. samples: mono, in [-1, 1], at RATE; is_end: silence follows"""
+        samples = np.append(self._rest, samples)
+        if is_end:
+            samples = np.pad(samples, (0, -(len(samples) - _CONTEXT) % _CHUNK))
+        chunks = (len(samples) - _CONTEXT) // _CHUNK
+        self._rest = samples[chunks * _CHUNK :]
+        if not chunks:
+            return np.zeros(0, np.float32)
+        seen = np.lib.stride_tricks.sliding_window_view(samples, _CONTEXT + _CHUNK)[::_CHUNK]
+        first, after = (-(n * _CHUNK // -HOP) for n in (self._chunks, self._chunks + chunks))
+        chances = self._chances(seen)[np.arange(first, after) * HOP // _CHUNK - self._chunks]
+        self._chunks += chunks
+        return chances
+
+    def _chances(self, seen: np.ndarray) -> np.ndarray:
+        """The probability of speech in each chunk: [chunks]. seen: with its context, [chunks, 576]"""
+        w = _weights()
+        padded = np.pad(seen, [(0, 0), (0, _CONTEXT)], "reflect")
+        basis = w["stft.weight"][:, 0].T
+        spectra = np.lib.stride_tricks.sliding_window_view(padded, 256, axis=1)[:, ::128] @ basis
+        x = np.hypot(spectra[..., :129], spectra[..., 129:])  # [chunks, 4, 129]
+        for name, stride in (("conv1", 1), ("conv2", 2), ("conv3", 2), ("conv4", 1)):
+            x = _convolved(x, name, stride)
+        gates = x[:, 0] @ w["lstm.weight_ih"].T + w["lstm.bias_ih"] + w["lstm.bias_hh"]
+        h, c = self._state
+        hidden = np.empty((len(seen), 128), np.float32)
+        for t, given in enumerate(gates):
+            gate = given + w["lstm.weight_hh"] @ h
+            entry, forget, _, out = _sigmoid(gate).reshape(4, 128)
+            c = forget * c + entry * np.tanh(gate[256:384])
+            hidden[t] = h = out * np.tanh(c)
+        self._state = np.stack([h, c])
+        return _sigmoid(np.maximum(hidden, 0) @ w["final.weight"][0, :, 0] + w["final.bias"])
+
+
+def _blocks(samples: np.ndarray) -> Iterator[np.ndarray]:
+    """The probability of speech in the frames of a whole sound, block by block."""
+    detector = Detector()
+    for start in range(0, len(samples), _BLOCK):
+        end = start + _BLOCK
+        yield detector.hear(samples[start:end], is_end=end >= len(samples))
+
+
+def probabilities(samples: np.ndarray) -> np.ndarray:
+    """The probability of speech in each frame: [frames]. samples: mono, in [-1, 1], at RATE."""
+    chances = np.concatenate([np.zeros(0, np.float32), *_blocks(samples)])
+    return chances[: len(samples) // HOP]
+
+
+def first_speech(samples: np.ndarray) -> int:
+    """The first frame in which somebody speaks; 0 if nobody does."""
+    frames = enumerate(chance for chances in _blocks(samples) for chance in chances)
+    return next((frame for frame, chance in frames if chance >= _SPEECH), 0)
+
+
+def with_speech(chances: np.ndarray) -> np.ndarray:
+    """The frames to transcribe, [frames] boolean: speech, what is near it, and short silence."""
+    transcribed = np.zeros(len(chances), bool)
+    for start, end in stretches(chances >= PAUSE_CHANCE):
+        if chances[start:end].max() >= _SPEECH:
+            transcribed[max(0, start - _MARGIN) : end + _MARGIN] = True
+    for start, end in stretches(~transcribed):
+        if start and end < len(transcribed) and end - start < _SHORTEST:
+            transcribed[start:end] = True
+    return transcribed
+
+
+def stretches(where: np.ndarray) -> list[list[int]]:
+    """The beginnings and ends of what is true."""
+    return np.flatnonzero(np.diff(np.pad(where, 1))).reshape(-1, 2).tolist()
+
+
+def last_pause(chances: np.ndarray) -> int:
+    """The frame of the last pause; without one, the frame where speech is least probable."""
+    loudest = np.lib.stride_tricks.sliding_window_view(np.pad(chances, 8, "edge"), 17).max(axis=1)
+    pauses = np.flatnonzero(loudest < PAUSE_CHANCE)
+    return int(pauses[-1] if pauses.size else loudest.argmin())
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """Speech from one pause to the next, in frames."""
+
+    begin: int
+    voiced: int  # where the last word ends
+    end: int  # as far as it is known
+
+
+class Utterances:
+    """Finds utterances in a sound that arrives, frame by frame, so that they do not depend on how it arrives."""
+
+    def __init__(self, pause: float):
+        self.set_pause(pause)
+        self.frames = 0  # so far
+        self._begin: int | None = None  # of the one that goes on
+        self._voiced = 0
+        self._run: int | None = None  # where frames in which somebody may speak begin
+        self._is_speech = False  # whether somebody speaks in these
+        self._free = 0  # where the last one ends
+
+    def set_pause(self, seconds: float) -> None:
+        """Let so much silence end an utterance; half of it is part of it, before and after."""
+        self._margin = round(seconds * FRAMES / 2)
+
+    def hear(self, chances: np.ndarray) -> list[Utterance]:
+        """Go on; those that end. chances: how probable speech is in each further frame"""
+        over = list[Utterance]()
+        for chance in chances.tolist():
+            if chance < PAUSE_CHANCE:
+                self._run = None
+                self._is_speech = False
+            elif self._run is None:
+                self._run = self.frames
+            self._is_speech = self._is_speech or chance >= _SPEECH
+            self.frames += 1
+            if self._is_speech:
+                if self._begin is None:
+                    self._begin = self.free
+                self._voiced = self.frames
+            elif self._begin is not None and self.frames >= self._voiced + 2 * self._margin:
+                over += self.end()
+        return over
+
+    @property
+    def free(self) -> int:
+        """The first frame that the next utterance may have."""
+        run = self.frames if self._run is None else self._run
+        return max(self._free, run - self._margin)
+
+    @property
+    def ongoing(self) -> Utterance | None:
+        if self._begin is None:
+            return None
+        return Utterance(self._begin, self._voiced, min(self._voiced + self._margin, self.frames))
+
+    def end(self) -> list[Utterance]:
+        """End the utterance that goes on, if there is one, as a pause does."""
+        ongoing = self.ongoing
+        if ongoing:
+            self._begin = None
+            self._free = ongoing.end
+        self._run = None
+        self._is_speech = False
+        return [ongoing] if ongoing else []
+
+    def clear(self) -> None:
+        """Forget the utterance that goes on."""
+        self.end()
+        self._free = self.frames

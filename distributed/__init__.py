@@ -1,1 +1,0 @@
-"""Running one model in several processes."""

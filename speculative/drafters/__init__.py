@@ -1,0 +1,1 @@
+"""Drafters: they propose tokens for the target to verify."""

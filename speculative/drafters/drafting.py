@@ -1,0 +1,380 @@
+"""Drafters propose the next tokens for the target to verify."""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from speculative.drafters.prompt_lookup import UNBOUNDED, WEAK, PromptMatcher
+from speculative.models.contract import Model, TokenLists
+from speculative.step.cached_model import CachedModel, DistilledModel, PrefixCache, following
+from speculative.step.draft import Candidate, Draft, Plan, no_draft
+from speculative.step.row import Row
+from speculative.step.sampling import Greedy, Sampler
+
+MAX_NEW = 0.05  # make a set once at most this share of tokens is expected to be new
+MIN_TOKENS = 1000  # tokens that must be written before that
+MAX_MISSES = 32  # make it again after this many tokens that it lacked
+
+
+class Drafter:
+    """The interface of all drafters; this one proposes nothing, which is plain decoding, but can copy.
+
+    contexts: each row's tokens so far, the model's prefix first; a finished row has none.
+    """
+
+    _batch: Sequence[Row] = ()
+
+    def follow(self, target: CachedModel) -> None:
+        """Called once, before `admit`: the model that verifies the drafts."""
+
+    def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
+        """`batch` holds all rows from now on; those at the indices `new` have just begun."""
+        self._batch = list(batch)
+
+    def select(self, indices: Sequence[int]) -> None:
+        """Go on with these rows only."""
+        self._batch = [self._batch[b] for b in indices]
+
+    def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
+        """The candidates for each row, likeliest first."""
+        return [[] for _ in contexts]
+
+    def draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
+        """Propose up to plan.limits [B] tokens, on the device, from each row's candidate in the plan: here copies."""
+        tokens = np.zeros((len(contexts), plan.limits.max()), np.int32)
+        for b, candidate in enumerate(plan.candidates):
+            if candidate and candidate.copy:
+                length = int(plan.limits[b])
+                tokens[b, :length] = candidate.copy(length)
+        return Draft(mx.array(tokens), plan.limits)
+
+    def keep(self, n: np.ndarray) -> None:
+        """n [B]: how many of its last proposals each row kept."""
+
+    def learn(self, done: Sequence[Row]) -> None:
+        """Learn from rows that have finished."""
+
+
+@dataclass(frozen=True)
+class Narrowed:
+    """A model that scores only some tokens."""
+
+    model: Any
+    tokens: frozenset[int]
+    ids: mx.array  # these tokens, in the order of its logits
+    vocab_size: int
+
+    def widened(self, logits: mx.array) -> mx.array:
+        """Logits [B, V] of all tokens from the model's own [B, n]: -inf for tokens that it does not score."""
+        wide = mx.full((len(logits), self.vocab_size), -mx.inf, logits.dtype)
+        wide[:, self.ids] = logits
+        return wide
+
+
+class DraftVocabulary:
+    """The tokens that a draft model scores (after FR-Spec, arXiv 2502.14856, and VocabTrim, arXiv 2506.22694): given ones, or
+    those that the target has written so far, by target language. The target can still write all the others."""
+
+    def __init__(
+        self,
+        model: Any,
+        size: int,
+        tokens: Collection[int] | None = None,
+        complete: Callable[[Collection[int]], Collection[int]] = lambda tokens: tokens,
+    ):
+        """size: the target lacks ids from here on; tokens: None to learn them; complete: adds tokens that any text may need."""
+        self._model = model
+        self._size = size
+        self._given = tokens
+        self._complete = complete
+        self._written: defaultdict[str | None, Counter[int]] = defaultdict(Counter)
+        self._made: Narrowed | None = None
+        self._languages: Collection[str | None] = ()  # of what was made
+        self._misses = 0  # since then
+        if tokens is not None:
+            self._make(tokens)
+
+    def __str__(self) -> str:
+        if not self._made:
+            return "draft vocabulary: all tokens, as many new ones came"
+        return f"draft vocabulary: {len(self._made.tokens):,} of {self._size:,} tokens"
+
+    def narrowed(self, languages: Collection[str | None]) -> Narrowed | None:
+        """The model for rows of these target languages; None: use the whole model."""
+        if self._given is not None:
+            return self._made
+        counts = [self._written[language] for language in languages]
+        if not all(map(_new_are_rare, counts)):
+            return None
+        tokens = set().union(*counts)
+        covered = self._made and set(languages) <= set(self._languages)
+        if not covered or self._misses >= MAX_MISSES:
+            self._make(tokens)
+            self._languages = set(languages)
+        return self._made
+
+    def learn(self, tokens: Iterable[int], language: str | None) -> None:
+        """Learn from the tokens of a finished text."""
+        tokens = list(tokens)
+        if self._made:
+            self._misses += sum(token not in self._made.tokens for token in tokens)
+        if self._given is None:
+            self._written[language].update(tokens)
+
+    def _make(self, tokens: Collection[int]) -> None:
+        scored = sorted(token for token in self._complete(tokens) if token < self._size)
+        ids = mx.array(scored, mx.int32)
+        self._misses = 0
+        self._made = Narrowed(self._model.narrowed(ids), frozenset(scored), ids, self._size)
+
+
+def _new_are_rare(written: Counter[int]) -> bool:
+    """Whether new tokens are rare: their expected share is that of tokens written once (Good 1953)."""
+    once = sum(n == 1 for n in written.values())
+    total = written.total()
+    return total >= MIN_TOKENS and once <= MAX_NEW * total
+
+
+class ModelDrafter(Drafter):
+    """Drafts with a smaller model, token by token, or copies, as the plan says: per row, in one batch. It prefills a prompt
+    when it first drafts for it. A candidate's state says how the row's last draft fared, because texts stay easy or hard
+    for a while."""
+
+    def __init__(
+        self,
+        model: Model,
+        vocab_size: int | None = None,
+        vocabulary: DraftVocabulary | None = None,
+        prefix_cache: PrefixCache | None = None,
+        lookup: Drafter | None = None,
+    ):
+        """vocab_size: ids from here on are never proposed: the target does not share them.
+        vocabulary: the tokens to score; None: all of them. lookup: the drafter of the copies; None: there are none."""
+        self._lookup = lookup or Drafter()
+        self._full_model = model
+        self._learner = model.learner
+        self._model = CachedModel(model, prefix_cache=prefix_cache)
+        self._vocab_size = vocab_size or model.config.vocab_size
+        self._broadcast: Callable[[Any], Any] = np.array  # see CachedModel
+        self._vocabulary = vocabulary
+        self._narrowed: Narrowed | None = None
+        # Rows without a prefill so far, with how many tokens that takes
+        self._to_prefill: dict[Row, int] = {}
+        self._last_outcome: dict[Row, str] = {}
+        self._lengths = np.zeros(0, np.int32)  # [B], of the last draft, without copies
+
+    def follow(self, target: CachedModel) -> None:
+        self._broadcast = target.broadcast
+        if self._full_model.reads_target:
+            self._model = DistilledModel(self._full_model, target)
+
+    def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
+        if len(new) == len(batch):
+            self._model.cache = None
+        self._model.resize(len(batch))
+        super().admit(batch, new)
+        self._lookup.admit(batch, new)
+        for b in new:
+            self._to_prefill[batch[b]] = self._model.missing_of(batch[b].prompt)
+        self._to_prefill = {row: n for row, n in self._to_prefill.items() if row in batch}
+        self._last_outcome = {row: self._last_outcome.get(row, "new") for row in batch}
+        if self._vocabulary:
+            languages = {row.options.target_lang for row in batch}
+            self._narrowed = self._vocabulary.narrowed(languages)
+            self._model.model = self._narrowed.model if self._narrowed else self._full_model
+
+    def select(self, indices: Sequence[int]) -> None:
+        super().select(indices)
+        self._lookup.select(indices)
+        self._model.select(indices)
+
+    def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
+        offered = self._lookup.candidates(contexts)
+        if not self._learner or self._learner.version:
+            self._offer(contexts, offered)
+        # Matches that may be chance come after the model.
+        return [sorted(each, key=lambda candidate: candidate.state in WEAK) for each in offered]
+
+    def _offer(self, contexts: TokenLists, offered: list[list[Candidate]]) -> None:
+        """Add the model's candidates to what is offered for the rows."""
+        config = self._model.config
+        drafter = "narrowed" if self._narrowed else "model"
+        if self._learner:  # the schedule judges a better version anew
+            drafter += f" {self._learner.version}"
+        missing = self._model.missing(contexts)
+        missing[missing <= self._model.MAX_MISSING] = 0
+        rows = zip(self._batch, contexts, missing.tolist(), offered, strict=True)
+        for row, context, lacking, candidates in rows:
+            length = (config.max_positions or UNBOUNDED) - len(context)
+            fits = len(row.prompt) <= (config.max_prompt_tokens or UNBOUNDED)
+            state = self._last_outcome[row]
+            lacking = self._to_prefill.get(row, lacking)
+            if fits and length > 0:
+                candidates.append(Candidate(drafter, length, state=state, missing=lacking))
+
+    def draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
+        modelled = plan.modelled
+        copies = self._lookup.draft(contexts, plan.only(~modelled), sampler)
+        self._lengths = np.where(modelled, plan.limits, 0)
+        if not self._lengths.any():
+            return copies
+        draft = self._own_draft(contexts, plan.only(modelled), sampler)
+        lengths = np.where(modelled, draft.lengths, copies.lengths)
+        width = int(lengths.max())
+        drafted, copied = (_padded(each.tokens, width) for each in (draft, copies))
+        tokens = mx.where(mx.array(modelled[:, None]), drafted, copied)
+        q = None if draft.q is None else _padded(draft.q, width)
+        certain = np.broadcast_to(~modelled[:, None], tokens.shape)
+        return replace(draft, tokens=tokens, lengths=lengths, q=q, certain=certain)
+
+    def _own_draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
+        """The model's proposals for the rows with limits."""
+        contexts = [each if n else [] for each, n in zip(contexts, plan.limits, strict=True)]
+        lacking = any(candidate and candidate.missing for candidate in plan.candidates)
+        prefill_seconds = self._prefill(contexts) if lacking else 0.0
+        if isinstance(self._model, DistilledModel):
+            self._model.prefix_sizes = [row.prefix_size for row in self._batch]
+        positions = following(contexts, plan.limits)
+        nothing = no_draft(len(contexts))
+        logits = self._model.decode(contexts, nothing.tokens, nothing.lengths)[:, -1]
+        drafted: list[mx.array] = []
+        distributions: list[Any] = []  # None where the sampler is greedy
+        monitor = _ConfidenceMonitor(plan, self._model.config.eos_token_ids, self._broadcast)
+        while True:
+            if self._narrowed:
+                logits = self._narrowed.widened(logits)
+            logits = logits[:, : self._vocab_size]
+            token, distribution = sampler.propose(logits, drafted)
+            mx.async_eval(token)  # runs while the host prepares the next
+            drafted.append(token[:, None])
+            distributions.append(distribution)
+            n = len(drafted)
+            if n == positions.shape[1] or monitor.stops(logits, token):
+                break  # the model need not see the last token
+            logits = self._model.feed(drafted[-1], positions[:, n - 1 : n])
+        self._lengths = np.minimum(monitor.lengths, len(drafted))
+        longest = self._lengths.max()
+        q = None
+        if distributions[0] is not None:
+            q = mx.stack(distributions[:longest], axis=1)
+        tokens = mx.concatenate(drafted[:longest], axis=1)
+        return Draft(
+            tokens, self._lengths, q, confidence=monitor.confidence, prefill_seconds=prefill_seconds
+        )
+
+    def _prefill(self, contexts: TokenLists) -> float:
+        """Prefill what the model lacks of the rows to draft for; return the seconds, which are not the step's."""
+        began = time.perf_counter()
+        new = [b for b, row in enumerate(self._batch) if contexts[b] and row in self._to_prefill]
+        if new:
+            self._model.admit(len(self._batch), new, [self._batch[b].prompt for b in new])
+            for b in new:
+                del self._to_prefill[self._batch[b]]
+        self._model.catch_up(contexts)
+        return float(self._broadcast(time.perf_counter() - began))
+
+    def keep(self, n: np.ndarray) -> None:
+        if not self._lengths.any():
+            return
+        # The last proposal was never fed: `SlotCache.keep` keeps at most what was written.
+        self._model.keep(np.where(self._lengths, n, 0))
+        for row, accepted, length in zip(self._batch, n, self._lengths, strict=True):
+            if length:
+                outcome = "whole" if accepted == length else "part"
+                self._last_outcome[row] = outcome if accepted else "none"
+
+    def learn(self, done: Sequence[Row]) -> None:
+        learner = self._learner
+        for row in done:
+            b = self._batch.index(row)
+            if not self._to_prefill.pop(row, 0):
+                self._model.remember(b, row.tokens)
+            if self._vocabulary:
+                self._vocabulary.learn(row.generated, row.options.target_lang)
+            if learner:
+                assert isinstance(self._model, DistilledModel)
+                learner.learn(row, self._model.seen(b, row.tokens))
+        if learner and not done:  # what has finished is in the journal by now
+            learner.train(len(self._batch))
+
+
+class _ConfidenceMonitor:
+    """A draft model's confidence in its tokens. Used only if the plan asks, because the host must wait for it."""
+
+    def __init__(self, plan: Plan, ends: Collection[int], broadcast: Callable):
+        self._stop = plan.stop
+        self._ends = ends
+        self._broadcast = broadcast
+        # A GPU would idle while the host waits: look a token later there, when the next is queued.
+        self._late = int(mx.default_device() == mx.gpu)
+        self._queued: list[mx.array] = []  # confidences [B], by token
+        self.confidence = np.ones((len(plan.limits), 0))  # [B, n], as `Draft` has it
+        self.lengths = plan.limits  # [B], without what follows an end
+
+    def stops(self, logits: mx.array, token: mx.array) -> bool:
+        """Take each row's next token [B] and its logits [B, V]; return whether to stop after it."""
+        if not self._stop:
+            return False
+        self._queued.append(self._confidence(logits, token))
+        n = len(self._queued) - self._late
+        if not n:
+            return False
+        last = np.where(n <= self.lengths, self._broadcast(self._queued[n - 1]), 0)
+        self.lengths = np.where(last < 0, n, self.lengths)
+        self.confidence = np.concatenate([self.confidence, last[:, None]], axis=1)
+        return self._stop(self.confidence, len(self._queued))
+
+    def _confidence(self, logits: mx.array, token: mx.array) -> mx.array:
+        logits = logits.astype(mx.float32)
+        index = token[:, None]
+        others = mx.put_along_axis(logits, index, mx.array(-mx.inf), axis=1)
+        margin = mx.take_along_axis(logits, index, axis=1)[:, 0] - others.max(axis=1)
+        confidence = mx.sigmoid(margin)
+        for end in self._ends:
+            confidence = mx.where(token == end, -confidence, confidence)
+        mx.async_eval(confidence)
+        return confidence
+
+
+class PromptLookup(Drafter):
+    """Drafts by copying from a row's reference, its prompt and its text so far."""
+
+    def __init__(
+        self,
+        piece: Callable[[int], str] = lambda token: "▁",
+        to_target: Callable[[int], int] | None = int,
+    ):
+        """piece: the text of a token as the vocabulary has it; by default each token is a word.
+        to_target: maps a prompt's token to the text's vocabulary; None: copy only from references."""
+        self._piece = piece
+        self._to_target = to_target
+        self._matchers: dict[Row, list[PromptMatcher]] = {}  # the texts to copy from
+
+    def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
+        super().admit(batch, new)
+        self._matchers = {row: self._matchers.get(row, []) for row in batch}
+        for row in (batch[b] for b in new):
+            matchers = []
+            if row.reference:
+                matchers.append(PromptMatcher(row.reference, self._piece, reference=True))
+            if self._to_target:
+                matchers.append(PromptMatcher(list(map(self._to_target, row.prompt)), self._piece))
+            self._matchers[row] = matchers
+
+    def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
+        offered: list[list[Candidate]] = [[] for _ in contexts]
+        for row, context, candidates in zip(self._batch, contexts, offered, strict=True):
+            if context:
+                for matcher in self._matchers[row]:
+                    candidates += matcher.candidates(context[row.prefix_size :])
+        return offered
+
+
+def _padded(x: mx.array, width: int) -> mx.array:
+    """x [B, k, ...] with zeros added to [B, width, ...]."""
+    return mx.pad(x, [(0, 0), (0, width - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])

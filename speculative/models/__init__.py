@@ -1,0 +1,1 @@
+"""The models: their contract, the families behind it, converting and loading them."""

@@ -1,0 +1,82 @@
+"""The families by name, and their models."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from textwrap import shorten
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from speculative.checkpoints.config import BaseConfig
+from speculative.checkpoints.weights import Quantization
+from speculative.common.errors import InputError
+from speculative.models import bart, opt, t5, t5gemma, t5gemma2, whisper
+from speculative.models.family import Family
+
+FAMILIES = {  # by config.json's model_type
+    "t5": t5.FAMILY,  # byT5, UL2, FLAN, MADLAD-400 and others say t5 or mt5
+    "mt5": t5.FAMILY,
+    "umt5": t5.FAMILY,
+    "t5gemma": t5gemma.FAMILY,
+    "t5gemma2": t5gemma2.FAMILY,
+    "opt": opt.FAMILY,
+    "bart": bart.FAMILY,
+    "mbart": bart.FAMILY,  # mBART-50 as well
+    "m2m_100": bart.FAMILY,  # NLLB-200 as well
+    "marian": bart.FAMILY,
+    "pegasus": replace(bart.FAMILY, dtype="bfloat16"),  # trained in it, unlike its kin
+    "whisper": whisper.FAMILY,
+}
+
+
+def family_of(raw: Mapping) -> Family:
+    """The family of a config.json; InputError if there is none."""
+    kind = model_type(raw)
+    if "n_mels" in raw:
+        raise InputError("mlx_whisper's folder, without a tokenizer: convert the original model")
+    if not kind:
+        raise InputError("config.json has no model_type: not a model of Hugging Face's")
+    if kind not in FAMILIES:
+        raise InputError(f"a {kind[:50]} model; there are {', '.join(FAMILIES)}")
+    return FAMILIES[kind]
+
+
+def model_type(raw: Mapping) -> str:
+    """config.json's model_type or, without one (some umT5), the longest that its class's name begins with: t5 for T5Model."""
+    if raw.get("model_type"):
+        return str(raw["model_type"])
+    name = architecture_of(raw)
+    kinds = [kind for kind in FAMILIES if name.lower().startswith(kind.replace("_", ""))]
+    return max(kinds, key=len, default=name)
+
+
+def architecture_of(raw: Mapping) -> str:
+    """The class that config.json names, such as T5ForConditionalGeneration, or ""."""
+    listed = raw.get("architectures")
+    return str(listed[0]) if isinstance(listed, list) and listed else ""
+
+
+def check_head(raw: Mapping) -> None:
+    """InputError if config.json is of a model without a decoder, or with a head for another task."""
+    name = architecture_of(raw)
+    if name.endswith(("EncoderModel", "Classification", "QuestionAnswering", "MultipleChoice")):
+        raise InputError(f"a {name} is for other tasks: it cannot generate text")
+
+
+def build(
+    family: Family,
+    config: BaseConfig,
+    weights: Mapping[str, Any],
+    quantization: Quantization | None = None,
+) -> nn.Module:
+    """A model for weights, arrays or tensors, of these names and shapes; nothing is allocated. InputError names misfits."""
+    model = family.model(config)
+    if quantization:
+        nn.quantize(model, **vars(quantization), class_predicate=quantization.covers)
+    try:
+        model.load_weights([(name, mx.zeros(weight.shape)) for name, weight in weights.items()])
+    except (ValueError, OverflowError) as error:
+        reason = shorten(str(error), 300, placeholder=" ...")
+        raise InputError(f"not the weights that config.json says: {reason}") from None
+    return model

@@ -1,0 +1,1 @@
+"""The parts of the speculative step: rows, cache, sampling, schedule, and the driver of a batch. No models, no text."""

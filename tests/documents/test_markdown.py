@@ -1,0 +1,69 @@
+"""Markdown's dialects: only their texts change, and a translation does not become other markup."""
+
+import pytest
+
+from apps.documents import FORMATS
+
+DIALECTS = [
+    ("> [!WARNING]\n> old.\n\n> [!tip]+ old one\n> old.\n", ["old.", "old one", "old."]),
+    (":::note Title\nold *one*.\n\n- old\n:::\n", ["old one.", "old"]),
+    ("+++\ntitle = 'it stays'\n+++\nold\n", ["old"]),
+    ("| old \\| one | old |\n|--|--|\n| old | `x` |\n", ["old \\| one", "old", "old"]),
+    ("old[^1]\n\n[^1]: old\n    one.\n\n    old two.\n\n[^2]: old\n", ["old", "old one.", "old two.", "old"]),
+    ("old $a_1$ for $5\n\n$$\nit stays\n$$\n", ["old {1} for $5"]),
+    ("$a$ is old 5\n", ["{1} is old 5"]),
+    ("old.  \nTwo\\\nold\\\nThree\n", ["old.", "Two old", "Three"]),
+    ("A word\n: old\n\n- [x] old\n", ["A word", "old", "old"]),
+    ('!!! note "old note"\n    old\n\n!!! Note\n    old\n', ["old note", "old", "old"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("source, texts", DIALECTS)
+def test_only_texts_of_a_dialect_change(source, texts):
+    document = FORMATS[".markdown"](source.encode())
+    assert [passage.text for passage in document.passages] == texts
+    assert document.write([p.text for p in document.passages]).data.decode() == source
+    new = [passage.text.replace("old", "new") for passage in document.passages]
+    assert document.write(new).data.decode() == source.replace("old", "new")
+
+
+NOTES = "> old^[one *red*\n> `x`], `^[stays]`\n\n| old^[two] |\n|--|\n"
+
+
+def test_an_inline_note_is_a_text_of_its_own():
+    document = FORMATS[".md"](NOTES.encode())
+    texts = [passage.text for passage in document.passages]
+    assert texts == ["old, {1}", "old", "one red {1}", "two"]
+    assert document.write(texts).data.decode() == NOTES
+    new = document.write(["` new, {1}", "new", "three red] {1}", "4 `"]).data.decode()
+    changed = NOTES.replace("old", "new").replace("one *red*", "three *red*\\]")
+    assert new == changed.replace("two", "4 &#96;").replace("> ", "> &#96; ", 1)
+
+
+@pytest.mark.parametrize("bilingual, before", [(False, ""), (True, "The *king*'s `x`<br/>")])
+def test_a_heading_that_a_link_leads_to_keeps_its_id(bilingual, before):
+    source = "# The *king*'s `x`\n\n[he](#the-kings-x) [b][]\n\n[b]: <#b-ü-1>\n\n# B ü\n\nB ü\n===\n\n# C\n"
+    document = FORMATS[".md"](source.encode(), bilingual=bilingual)
+    texts = [passage.text.upper() for passage in document.passages]
+    lines = document.write(texts).data.decode().splitlines()
+    assert lines[0] == f'# <a id="the-kings-x"></a>{before}THE *KING*\'S `x`'
+    assert lines[6].startswith("# B") and lines[8].startswith('<a id="b-ü-1"></a>B')
+    assert lines[2].endswith("[HE](#the-kings-x) [B][b]") != bilingual and "<a" not in lines[-1]
+
+
+@pytest.mark.parametrize(
+    "source, text, written",
+    [
+        ("It was winter\nwhen he came.\n", "Er kam gut am 1. Januar an", "Er kam gut am 1.\nJanuar an\n"),
+        ("one\ntwo\nthree\n", "a\n\nb c", "a\nb\nc\n"),
+        ("- one\n  two\n", "1. Mai - 5", "- 1\\. Mai -\n  5\n"),
+        ("one\n", "# zwei", "\\# zwei\n"),
+        ("See [the king][] and [Ann].\n\n[the king]: x\n[ann]: y\n", "Siehe the king und Ann.", "Siehe [the king][the king] und [Ann][Ann].\n\n[the king]: x\n[ann]: y\n"),
+        ("{{% notice %}}\nA king.\n{{% /notice %}}\n", "Ein {{< ref >}}.", "{{% notice %}}\nEin {{< ref >}}.\n{{% /notice %}}\n"),
+        ("| a |\n|--|\n| b |\n", "x | y", "| x \\| y |\n|--|\n| b |\n"),
+    ],
+)  # fmt: skip
+def test_a_translation_does_not_begin_a_list_or_the_like(source, text, written):
+    document = FORMATS[".md"](source.encode())
+    others = [None] * (len(document.passages) - 1)
+    assert document.write([text, *others]).data.decode() == written
