@@ -80,7 +80,7 @@ def tuned(reference, folder: Path, base: str = "", **options):
     """PEFT's model of the reference, with random weights in its adapter, which is saved."""
     tuned = get_peft_model(reference, LoraConfig(r=2, **options)).eval()
     tuned.peft_config["default"].base_model_name_or_path = base
-    torch.manual_seed(1)
+    torch.manual_seed(3)
     for weight in tuned.parameters():
         if weight.requires_grad:
             weight.data = torch.randn(weight.shape) * 0.2
