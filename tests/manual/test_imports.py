@@ -1,29 +1,47 @@
-"""The house's imports point down, as CONTRIBUTING.md has it, and form no circle."""
+"""The house's imports keep its three rules, and CONTRIBUTING.md has its rooms."""
 
 import re
 
 from helpers.pages import read
-from helpers.programs import ROOT
 
 from docs.tools import imports
 
+BY_NAME: set[tuple[str, str]] = {("benchmark", "apps.benchmarks.baselines")}  # needs PyTorch
 
-def test_imports_point_down():
+
+def test_the_rules_are_kept():
     graph = imports.graph()
-    assert imports.arrows_up(graph) == [] and imports.circle(graph) == []
+    assert imports.forbidden(graph) == [] and imports.circle(graph) == []
+    assert {*imports.hidden()} == BY_NAME
     training = re.compile(r"^(from|import) demo\.training", re.MULTILINE)
     assert not [path for path in imports.files() if training.search(path.read_text())]
 
 
-def test_the_manual_has_every_room_on_its_floor():
-    (chain,) = re.findall(r"^`common/`, .*(?:\n.+)*", read("CONTRIBUTING.md"), re.MULTILINE)
-    floors = [re.findall(r"`(\w+)(?:\.py|/)`", floor) for floor in chain.split("<-")]
-    assert [set(floor) for floor in floors] == [set(floor) for floor in imports.FLOORS]
-    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
-    assert {path.stem for path in ROOT.glob("*.py")} | folders == imports.FLOOR.keys()
+def test_the_manual_has_every_room():
+    (rooms,) = re.findall(r"^## Where things are\n(.*?)^## ", read("CONTRIBUTING.md"), re.M | re.S)
+    named = {
+        name.removesuffix("/").removesuffix(".py") for name in re.findall(r"`([\w/.]+)`", rooms)
+    }
+    rooms = {imports.room(module) for module in imports.graph()}
+    assert rooms - named == set()
 
 
-def test_arrows_up_and_circles_are_seen():
-    graph = {"text.a": {"families.b", "text.c"}, "families.b": set(), "text.c": {"text.a"}}
-    assert imports.arrows_up(graph) == [("text.a", "families.b")]
-    assert {*imports.circle(graph)} == {"text.a", "text.c"}
+def test_what_the_rules_forbid_is_seen():
+    arrows = {
+        "speculative.step.a": {"apps.cli", "decoder"},
+        "speculative.models.a": {"model", "speculative.step.a"},
+        "decoder": {"speculative.step.a", "main"},
+        "apps.documents.a": {"apps.speech", "decoder", "demo.pair"},
+        "apps.cli.a": {"apps.documents.a", "apps.serving.app"},
+        "demo.pair": {"apps.cli.a", "speculative.models.a"},
+        "main": {"apps.cli.a", "apps.documents.a"},
+    }
+    assert imports.forbidden(arrows) == [
+        ("apps.cli.a", "apps.serving.app"),
+        ("apps.documents.a", "apps.speech"),
+        ("decoder", "main"),
+        ("demo.pair", "apps.cli.a"),
+        ("speculative.step.a", "apps.cli"),
+        ("speculative.step.a", "decoder"),
+    ]
+    assert {*imports.circle({"a": {"b", "d"}, "b": {"c"}, "c": {"a"}})} == {"a", "b", "c"}
