@@ -294,3 +294,4 @@ class Bart(EncoderDecoder):
 
 
 FAMILY = Family(Config, Bart, rename, write_tokenizer, dtype="float16")
+PEGASUS = replace(FAMILY, dtype="bfloat16")  # trained in it, unlike its kin

@@ -1,7 +1,7 @@
-"""The families by name, and their models."""
+"""The families by name."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from importlib import import_module
 from textwrap import shorten
 from typing import Any
 
@@ -11,22 +11,22 @@ import mlx.nn as nn
 from speculative.checkpoints.config import BaseConfig
 from speculative.checkpoints.weights import Quantization
 from speculative.common.errors import InputError
-from speculative.models import bart, opt, t5, t5gemma, t5gemma2, whisper
 from speculative.models.family import Family
 
-FAMILIES = {  # by config.json's model_type
-    "t5": t5.FAMILY,  # byT5, UL2, FLAN, MADLAD-400 and others say t5 or mt5
-    "mt5": t5.FAMILY,
-    "umt5": t5.FAMILY,
-    "t5gemma": t5gemma.FAMILY,
-    "t5gemma2": t5gemma2.FAMILY,
-    "opt": opt.FAMILY,
-    "bart": bart.FAMILY,
-    "mbart": bart.FAMILY,  # mBART-50 as well
-    "m2m_100": bart.FAMILY,  # NLLB-200 as well
-    "marian": bart.FAMILY,
-    "pegasus": replace(bart.FAMILY, dtype="bfloat16"),  # trained in it, unlike its kin
-    "whisper": whisper.FAMILY,
+# config.json's model_type -> the family, in a module beside this one that is imported when a checkpoint asks for it
+FAMILIES = {
+    "t5": "t5.FAMILY",  # byT5, UL2, FLAN, MADLAD-400 and others say t5 or mt5
+    "mt5": "t5.FAMILY",
+    "umt5": "t5.FAMILY",
+    "t5gemma": "t5gemma.FAMILY",
+    "t5gemma2": "t5gemma2.FAMILY",
+    "opt": "opt.FAMILY",
+    "bart": "bart.FAMILY",
+    "mbart": "bart.FAMILY",  # mBART-50 as well
+    "m2m_100": "bart.FAMILY",  # NLLB-200 as well
+    "marian": "bart.FAMILY",
+    "pegasus": "bart.PEGASUS",
+    "whisper": "whisper.FAMILY",
 }
 
 
@@ -39,7 +39,8 @@ def family_of(raw: Mapping) -> Family:
         raise InputError("config.json has no model_type: not a model of Hugging Face's")
     if kind not in FAMILIES:
         raise InputError(f"a {kind[:50]} model; there are {', '.join(FAMILIES)}")
-    return FAMILIES[kind]
+    module, _, name = FAMILIES[kind].partition(".")
+    return getattr(import_module(f"speculative.models.{module}"), name)
 
 
 def model_type(raw: Mapping) -> str:

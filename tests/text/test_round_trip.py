@@ -13,7 +13,7 @@ from sentencepiece import SentencePieceProcessor
 from tokenizers import BertWordPieceTokenizer
 
 from speculative.common.errors import InputError
-from speculative.models.registry import FAMILIES
+from speculative.models.registry import FAMILIES, family_of
 from speculative.text.languages import Languages
 from speculative.text.rows import TextStream
 from speculative.text.tokenizer import load_tokenizer
@@ -69,7 +69,7 @@ def test_a_text_is_read_as_it_was_written(bart_folders, spm_models, tmp_path, ki
         named = {"tokenizer_class": name} if name != "BPE" else {}
         (folder / "tokenizer_config.json").write_text(json.dumps(named | {"do_lower_case": False}))
     (folder / "config.json").write_text(json.dumps({"model_type": kind}))
-    FAMILIES[kind].write_tokenizer(folder, output)
+    family_of({"model_type": kind}).write_tokenizer(folder, output)
     ours, languages = load_tokenizer(output), Languages.load(output, 10**6)
     special = {i for i, token in ours.get_added_tokens_decoder().items() if token.special}
     special |= {*languages.codes.values()} if languages else set()
@@ -89,5 +89,5 @@ def test_a_text_is_read_as_it_was_written(bart_folders, spm_models, tmp_path, ki
     for file in {"tokenizer.json"} & files or files - {"tokenizer_config.json"}:
         (folder / file).rename(tmp_path / "away")
         with pytest.raises(InputError, match=re.escape(file)):
-            FAMILIES[kind].write_tokenizer(folder, output)
+            family_of({"model_type": kind}).write_tokenizer(folder, output)
         (tmp_path / "away").rename(folder / file)
