@@ -11,7 +11,8 @@ import apps.cli  # noqa: F401 (first: it checks Python and the packages)
 from apps.cli import cli
 from apps.cli.flags import add_shared
 from speculative.checkpoints.weights import BITS, DTYPES, GROUP_SIZES, MODES, Quantization
-from speculative.models.conversion import convert, describe
+from speculative.models.conversion import convert
+from speculative.models.sizes import describe
 
 
 def parse_args(argv: list[str] | None = None):

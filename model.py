@@ -15,7 +15,14 @@ import mlx.nn as nn
 import numpy as np
 
 from speculative.checkpoints.config import BaseConfig
-from speculative.models.encoder_decoder import Attention, EncoderDecoder, FeedForward, Layer, Stack
+from speculative.models.encoder_decoder import (
+    Attention,
+    EncoderDecoder,
+    FeedForward,
+    Layer,
+    Stack,
+    wide,
+)
 from speculative.step.cache import CrossCache, padding_mask
 
 
@@ -123,9 +130,7 @@ class T5(EncoderDecoder):
             self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
 
     def _embed(self, tokens: mx.array, embedding: nn.Embedding) -> mx.array:
-        x = embedding(tokens)
-        # A float16 model's residual stream overflows float16.
-        return x.astype(mx.float32) if x.dtype == mx.float16 else x
+        return wide(embedding(tokens))
 
     def _bucket(self, distance: np.ndarray, num_buckets: int) -> np.ndarray:
         buckets = _buckets(num_buckets, self.config.relative_attention_max_distance)

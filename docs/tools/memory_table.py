@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mlx.utils import tree_flatten
 
-from speculative.models import ram
+from speculative.models import sizes as memory
 from speculative.models.conversion import skeleton
 
 PAIRS = json.loads(Path(__file__).with_name("configs.json").read_text())
@@ -26,7 +26,7 @@ def sizes(name: str) -> tuple[float, dict[int, int]]:
         (Path(folder) / "config.json").write_text(json.dumps(raw))
         model, dtype = skeleton(Path(folder))
     count = sum(weight.size for _, weight in tree_flatten(model.parameters()))
-    return count * (4 if raw["dtype"] == "float32" else 2) / 1e9, ram.needed(model, dtype)
+    return count * (4 if raw["dtype"] == "float32" else 2) / 1e9, memory.needed(model, dtype)
 
 
 def table() -> str:
@@ -36,7 +36,7 @@ def table() -> str:
         models = [sizes(name) for name in (target, draft) if name]
         needed = [sum(by_bits[bits] for _, by_bits in models) for bits in (16, 8, 4)]
         gb = ", ".join(f"{size / 1e9:.1f}" for size in needed)
-        macs = ", ".join(ram.mac_for(size).removesuffix(" GB") for size in needed)
+        macs = ", ".join(memory.mac_for(size).removesuffix(" GB") for size in needed)
         pair = (
             f"`{target}` | {f'`{draft}`' if draft else '[made from it](distilling.md), `--lookup`'}"
         )

@@ -5,7 +5,6 @@ interrupted file, and t5-11b is a single file of 45 GB.
 """
 
 import errno
-import fcntl
 import hashlib
 import re
 import shutil
@@ -15,6 +14,7 @@ from typing import Any
 
 from speculative.checkpoints.folder import ADAPTER, check_kind, is_adapter, weight_files
 from speculative.common.errors import InputError, first_line
+from speculative.common.files import lock
 from speculative.common.reporting import reporter
 
 CONFIG = "config.json"
@@ -176,7 +176,7 @@ def _fetch_blob(name: str, url: str, blob: Path, size: int) -> None:
     partial = blob.with_name(f"{blob.name}.incomplete")
     blob.parent.mkdir(parents=True, exist_ok=True)
     with open(partial, "ab+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # another process may download the same file
+        lock(file, partial, wait=True)  # another process may download the same file
         if not blob.exists():
             sizes: dict[str, Any] = dict(resume_size=file.seek(0, 2), expected_size=size)
             try:

@@ -1,7 +1,5 @@
 """Decoder-only models from files, through mlx-lm, which takes seconds to import: only when a model needs it."""
 
-import importlib.util
-import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,75 +11,26 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 from tokenizers import Tokenizer
 
-from speculative.checkpoints.folder import (
-    MLX_LMS_ADAPTER,
-    WEIGHTS,
-    converted_path,
-    is_converted,
-    is_on_hub,
-    read_json,
-    weight_files,
-)
-from speculative.checkpoints.hub import cached
+from speculative.checkpoints.folder import MLX_LMS_ADAPTER, read_json
 from speculative.checkpoints.weights import Quantization
 from speculative.common.errors import InputError, first_line
 from speculative.models.causal import CausalModel
 from speculative.models.causal_check import check_cache
 from speculative.models.causal_positions import flatten_rope_keys, max_positions, set_positions
 from speculative.models.contract import common_prefix
+from speculative.models.mlx_lm_folders import mlx_lm
 from speculative.models.ram import load_weights
 from speculative.models.ranks import Ranks
-from speculative.models.registry import FAMILIES, architecture_of, check_head, model_type
+from speculative.models.registry import check_head, model_type
 from speculative.text.generation import GenerationDefaults
 from speculative.text.languages import translation_of
 from speculative.text.text_side import ChatTemplate, Prompt, TextSide
 
 
-def runs_in_mlx_lm(config: Mapping) -> bool:
-    """Whether a config.json is of a model for mlx-lm or, where that is not installed, of a decoder-only class."""
-    if model_type(config) in FAMILIES:
-        return False
-    if not importlib.util.find_spec("mlx_lm"):
-        return architecture_of(config).endswith(("ForCausalLM", "LMHeadModel"))
-    utils = _mlx_lm()
-    kind = str(config.get("model_type"))
-    file = utils.MODEL_REMAPPING.get(kind, kind)
-    return (Path(utils.__file__).parent / "models" / f"{file}.py").exists()
-
-
-def find_mlx_lm_folder(name: str) -> Path | None:
-    """The folder of a decoder-only model: a path, a name under mlx_models/, or one in the hub's cache."""
-    snapshot = cached(name) if is_on_hub(name) else None
-    folders = filter(None, [Path(name), converted_path(name), snapshot])
-    unmarked = (path for path in folders if path == Path(name) or not is_converted(path))
-    return next(filter(is_mlx_lm_folder, unmarked), None)
-
-
-def is_mlx_lm_folder(path: Path) -> bool:
-    """Whether a folder has safetensors of an architecture that convert.py does not convert."""
-    if (path / WEIGHTS).exists() or not (path / "config.json").exists():
-        return False
-    if model_type(read_json(path / "config.json")) in FAMILIES:
-        return False
-    files = weight_files({file.name for file in path.iterdir()}, path.joinpath)
-    return any(file.startswith("model") for file in files)
-
-
-def _mlx_lm() -> Any:
-    """mlx_lm.utils. InputError where it is not installed."""
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # about missing PyTorch
-    try:
-        import mlx_lm.utils
-    except ImportError as error:
-        hint = "pip install -r requirements-lm.txt"
-        raise InputError(f"a decoder-only model needs mlx-lm ({error}): {hint}") from None
-    return mlx_lm.utils
-
-
 @contextmanager
 def _mlx_lm_for(name: object, task: str) -> Iterator[Any]:
     """Yields mlx_lm.utils, which then prints to stderr. InputError in one line for whatever is raised."""
-    utils = _mlx_lm()
+    utils = mlx_lm()
     load_config = utils.load_config
 
     def with_positions(folder: Path) -> dict:

@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from filelock import FileLock
 
 from speculative.checkpoints import folder as folders
 from speculative.checkpoints.adapters import base_of, merge, with_tokenizer_of
 from speculative.checkpoints.folder import WEIGHTS, converted_path, is_outdated, read_json
 from speculative.checkpoints.hub import Start, fetch, gb
-from speculative.checkpoints.weights import DTYPES, Quantization, stored_size, write_weights
+from speculative.checkpoints.weights import Quantization, stored_size, write_weights
 from speculative.common.errors import InputError, errors_name
-from speculative.common.files import replacing
+from speculative.common.files import lock, replacing
 from speculative.common.reporting import reporter
-from speculative.models import causal_loading, distilled, ram
-from speculative.models.encoder_decoder import EncoderDecoder
+from speculative.models import causal_loading, distilled
+from speculative.models.mlx_lm_folders import runs_in_mlx_lm
 from speculative.models.registry import build, check_head, family_of
 from speculative.text.generation import FILE as GENERATION
 from speculative.text.generation import GenerationDefaults
@@ -42,7 +41,7 @@ class _Source:
     base: str = ""
 
 
-def _fetch(
+def fetch_source(
     model: str,
     revision: str | None = None,
     base: str | None = None,
@@ -71,7 +70,7 @@ def _fetch(
 
 
 def _is_mlx_lms(folder: Path) -> bool:
-    return causal_loading.runs_in_mlx_lm(read_json(folder / "config.json"))
+    return runs_in_mlx_lm(read_json(folder / "config.json"))
 
 
 def read_config(folder: Path) -> dict:
@@ -129,7 +128,8 @@ def convert(
     place = output.resolve()  # it may be a link, or "."
     _check_apart(place, model, base)
     place.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(place.parent / f".{place.name}.lock"):  # waits for another conversion
+    with open(place.parent / f".{place.name}.lock", "a") as file:
+        lock(file, place, wait=True)  # for another conversion
         if output.exists():
             if not folders.is_converted(output):
                 raise InputError(f"{output} is not a converted model: choose another --mlx-path")
@@ -139,14 +139,12 @@ def convert(
                 raise InputError(f"{output} already exists; --force replaces it")
         with replacing(place) as new:
             size = partial(converted_size, dtype=dtype, quantization=quantization)
-            source = _fetch(model, revision, base, output, lambda folder, download: size(folder))
+            source = fetch_source(
+                model, revision, base, output, lambda folder, download: size(folder)
+            )
             _check_apart(place, source.folder, source.adapter)
             with _marked(new / "config.json", source):
-                if _is_mlx_lms(source.folder):
-                    causal_loading.convert(source.folder, source.adapter, new, dtype, quantization)
-                else:
-                    new.mkdir()
-                    _write(source, new, dtype, quantization)
+                _write(source, new, dtype, quantization)
     return output
 
 
@@ -178,25 +176,6 @@ def _command(name: str, base: str | None) -> str:
     return " ".join(filter(None, ["python convert.py --model", base or name, adapter]))
 
 
-def describe(model: str, revision: str | None = None) -> list[str]:
-    """Lines about the bytes that a model takes. Of one on the hub only the config.json is downloaded."""
-    lines = []
-
-    def stop(folder: Path, size: int) -> None:
-        lines.append(f"download: {gb(size)}")
-
-    target, dtype = skeleton(_fetch(model, revision, start=stop).folder)
-    sizes = ram.needed(target, dtype)
-    lines.append(f"memory for {ram.ROWS} prompts and outputs of {ram.TOKENS} tokens:")
-    for bits, size in sizes.items():
-        lines.append(f"  in {bits} bits {gb(size)}, a Mac of {ram.mac_for(size)}")
-    if isinstance(target, EncoderDecoder):
-        layer = distilled.own_weights(distilled.skeleton(target, [0])).values()
-        size = sum(weight.size for weight in layer) * DTYPES[dtype].itemsize
-        lines.append(f"a draft model of one layer, made by distill.py: {gb(size)} more")
-    return lines
-
-
 def convert_first(name: str, base: str | None = None) -> Path:
     """The folder of a checkpoint or an adapter, converted now, or downloaded for mlx-lm. base: as for `convert`"""
     output = converted_path(name, base)
@@ -219,7 +198,7 @@ def convert_first(name: str, base: str | None = None) -> Path:
         return converted
 
     output.parent.mkdir(parents=True, exist_ok=True)
-    source = _fetch(name, None, base, output, start)
+    source = fetch_source(name, None, base, output, start)
     if _is_mlx_lms(source.folder) and not source.adapter:
         return source.folder
     if Path(name).is_dir():
@@ -237,7 +216,7 @@ def convert_again(name: str, output: Path, base: str | None = None) -> Path:
         dtype, stored = raw["dtype"], raw.get("quantization")
         quantization = stored and Quantization.from_config(stored)
     if Path(name).resolve() == Path(origin).resolve():
-        folder = _fetch(name, None, base).folder
+        folder = fetch_source(name, None, base).folder
         _ask(name, base, "conversion", converted_size(folder, dtype, quantization))
         reporter.note(f"{name}: it has changed: converting it again to {output}")
         return convert(name, output, dtype, exist_ok=True, quantization=quantization, base=base)
@@ -266,8 +245,12 @@ def _ask(name: str, base: str | None, task: str, size: int) -> None:
 def _write(
     source: _Source, output: Path, dtype: str | None, quantization: Quantization | None
 ) -> None:
-    named = source.adapter or source.folder
     folder = source.folder
+    if _is_mlx_lms(folder):
+        causal_loading.convert(folder, source.adapter, output, dtype, quantization)
+        return
+    output.mkdir()
+    named = source.adapter or folder
     with errors_name(named):
         raw = read_config(folder)
         family = family_of(raw)

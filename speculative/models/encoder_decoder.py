@@ -92,6 +92,11 @@ class Attention(nn.Module):
         return mx.clip(out, -65504, 65504) if out.dtype == mx.float16 else out
 
 
+def wide(x: mx.array) -> mx.array:
+    """x, of float16 in float32: what outgrows float16, such as T5's residual stream."""
+    return x.astype(mx.float32) if x.dtype == mx.float16 else x
+
+
 class FeedForward(nn.Module):
     def __init__(self, dims: int, inner: int, activation_name: str, gated: bool):
         super().__init__()
@@ -104,10 +109,8 @@ class FeedForward(nn.Module):
     def __call__(self, x: mx.array) -> mx.array:
         if "gate" not in self:
             return self.down(self._activation(self.up(x)))
-        gate, up = self.gate(x), self.up(x)
-        if x.dtype == mx.float16:  # their product outgrows it; conversion keeps `down` in float32
-            gate, up = gate.astype(mx.float32), up.astype(mx.float32)
-        return self.down(self._activation(gate) * up)
+        # Their product outgrows float16; conversion keeps `down` in float32.
+        return self.down(self._activation(wide(self.gate(x))) * wide(self.up(x)))
 
 
 class Layer(nn.Module):

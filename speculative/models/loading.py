@@ -12,8 +12,9 @@ from speculative.checkpoints.folder import WEIGHTS, converted, is_outdated, read
 from speculative.checkpoints.tensors import map_npz, to_mlx
 from speculative.checkpoints.weights import Quantization
 from speculative.common.errors import errors_name
-from speculative.models import causal_loading, conversion, distilled, ram
+from speculative.models import distilled, ram
 from speculative.models.family import Family
+from speculative.models.mlx_lm_folders import find_mlx_lm_folder, is_mlx_lm_folder
 from speculative.models.ranks import ALONE, Ranks, check_ranks, load_shard, shard
 from speculative.models.registry import build, family_of
 from speculative.text.generation import GenerationDefaults
@@ -25,14 +26,21 @@ from speculative.text.tokenizer import SOURCE_FILE, load_tokenizer
 def find(name: str, base: str | None = None) -> Path:
     """The folder that a user means: a converted one or one for mlx-lm, by its path or its name under mlx_models/, or that of a
     checkpoint, which is converted first. base: the model that an adapter of this name is merged into"""
-    if base is None and causal_loading.is_mlx_lm_folder(Path(name)):
+    if base is None and is_mlx_lm_folder(Path(name)):
         return Path(name)
     path = converted(name, base)
     if path is None and base is None:
-        path = causal_loading.find_mlx_lm_folder(name)
+        path = find_mlx_lm_folder(name)
     if path is None:
-        return conversion.convert_first(name, base)
-    return conversion.convert_again(name, path, base) if is_outdated(path) else path
+        return _conversion().convert_first(name, base)
+    return _conversion().convert_again(name, path, base) if is_outdated(path) else path
+
+
+def _conversion() -> Any:
+    """Only where there is something to convert."""
+    from speculative.models import conversion
+
+    return conversion
 
 
 def load(
@@ -44,6 +52,8 @@ def load(
     ranks = Ranks(group) if group else ALONE
     path = ranks.together(lambda: find(str(name)))
     if not (path / WEIGHTS).exists():
+        from speculative.models import causal_loading
+
         return causal_loading.load(str(name), path, group, split)
     config = ranks.together(lambda: read_json(path / "config.json"))
     if group:

@@ -19,7 +19,7 @@ from speculative.checkpoints.config import BaseConfig, checked, is_tied, token_i
 from speculative.checkpoints.names import Names
 from speculative.common.errors import InputError
 from speculative.models import encoder_decoder
-from speculative.models.encoder_decoder import EncoderDecoder, FeedForward, Mask, Sublayer
+from speculative.models.encoder_decoder import EncoderDecoder, FeedForward, Mask, Sublayer, wide
 from speculative.models.family import Family
 from speculative.step.cache import CrossCache, padding_mask
 
@@ -242,8 +242,7 @@ class Stack(encoder_decoder.Stack):
 def embed(embedding: nn.Embedding, tokens: mx.array) -> mx.array:
     x = embedding(tokens)
     scale = mx.array(x.shape[-1] ** 0.5, x.dtype)  # rounded to the model's type, as in training
-    # A float16 model's residual stream overflows float16.
-    return (x.astype(mx.float32) if x.dtype == mx.float16 else x) * scale
+    return wide(x) * scale
 
 
 class T5Gemma(EncoderDecoder):

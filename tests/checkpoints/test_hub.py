@@ -30,8 +30,9 @@ from speculative.checkpoints.folder import weight_files
 from speculative.checkpoints.hub import fetch
 from speculative.common.errors import InputError
 from speculative.common.reporting import reporter
-from speculative.models.conversion import convert, describe
+from speculative.models.conversion import convert
 from speculative.models.loading import find
+from speculative.models.sizes import describe
 
 MODEL = "org/model"
 CONFIG = b'{"model_type": "t5", "vocab_size": 9, "d_model": 4, "d_kv": 2, "d_ff": 4, "num_heads": 2, "num_layers": 1}'

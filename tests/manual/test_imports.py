@@ -6,7 +6,12 @@ from helpers.pages import read
 
 from docs.tools import imports
 
-BY_NAME: set[tuple[str, str]] = {("benchmark", "apps.benchmarks.baselines")}  # needs PyTorch
+# What few runs need: PyTorch's side of a comparison, checkpoints to convert, models that mlx-lm runs
+BY_NAME = {
+    ("benchmark", "apps.benchmarks.baselines"),
+    ("speculative.models.loading", "speculative.models.causal_loading"),
+    ("speculative.models.loading", "speculative.models.conversion"),
+}
 
 
 def test_the_rules_are_kept():

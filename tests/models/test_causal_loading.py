@@ -27,7 +27,7 @@ from speculative.common.errors import InputError
 from speculative.common.reporting import reporter
 from speculative.drafters.drafting import PromptLookup
 from speculative.models import causal_loading, loading
-from speculative.models.causal_loading import find_mlx_lm_folder, is_mlx_lm_folder
+from speculative.models.mlx_lm_folders import find_mlx_lm_folder, is_mlx_lm_folder
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

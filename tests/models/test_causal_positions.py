@@ -19,7 +19,7 @@ from decoder import SpeculativeDecoder
 from speculative.common.errors import InputError
 from speculative.drafters.drafting import PromptLookup
 from speculative.models import causal_loading
-from speculative.models.causal_loading import runs_in_mlx_lm
+from speculative.models.mlx_lm_folders import runs_in_mlx_lm
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models
 
 from decoder import Options, SpeculativeDecoder, generate
 from demo.training.tasks import held_out_example
-from speculative.models import ram
+from speculative.models import sizes
 from speculative.models.conversion import skeleton
 from speculative.text.text_side import TextSide
 
@@ -136,11 +136,11 @@ def test_places_of_finished_rows_are_filled_several_at_once(batch_size, held):
 @pytest.mark.slow
 def test_memory_computed_from_a_config_is_what_decoding_takes(tmp_path, monkeypatch):
     """Eight rows of 32 tokens read and 32 written, within a tenth."""
-    monkeypatch.setattr(ram, "TOKENS", 32)
+    monkeypatch.setattr(sizes, "TOKENS", 32)
     shape = dict(d_model=512, d_kv=64, d_ff=1024, num_heads=8, num_layers=4, vocab_size=16000)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", **shape}))
     model, _ = skeleton(tmp_path)
-    needed = ram.needed(model, "float32")[16]
+    needed = sizes.needed(model, "float32")[16]
     before = mx.get_active_memory()
     mx.eval(model.parameters())  # random numbers take more than the weights
     mx.reset_peak_memory()
