@@ -24,18 +24,21 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from speculative.common.errors import InputError
-from speculative.drafters.drafting import Drafter, DraftVocabulary, ModelDrafter, PromptLookup
-from speculative.drafters.prompt_lookup import REFERENCE
+from speculative.drafters.draft_model import ModelDrafter
+from speculative.drafters.draft_vocabulary import DraftVocabulary
+from speculative.drafters.drafter import Drafter
+from speculative.drafters.prompt_lookup import REFERENCE, PromptLookup
 from speculative.models.contract import Model
 from speculative.models.loading import load as load  # for users, as Stats below
 from speculative.models.ram import available, wired_memory
 from speculative.models.ranks import ALONE
 from speculative.step.beams import BeamBatch
-from speculative.step.cached_model import CachedModel, PrefixCache
+from speculative.step.cached_model import CachedModel
 from speculative.step.draft import Step
 from speculative.step.driver import Driver, Prompts, Task, Tasks
 from speculative.step.journal import RowJournal
 from speculative.step.options import COUNT, SIZE, OptionError, Options
+from speculative.step.prefix_cache import PrefixCache
 from speculative.step.row import Response, Row, respond
 from speculative.step.row import Stats as Stats
 from speculative.step.sampling import RowSeeds, log_probabilities, sampler_for

@@ -19,7 +19,8 @@ from helpers.causal_models import alone, build, prompts
 from helpers.decoding import decode_with
 
 from speculative.common.errors import InputError
-from speculative.drafters.drafting import Drafter, ModelDrafter
+from speculative.drafters.draft_model import ModelDrafter
+from speculative.drafters.drafter import Drafter
 from speculative.models.causal import CausalModel
 
 TEXTS = prompts(5, 30)

@@ -4,7 +4,10 @@
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+from speculative.drafters.drafter import Drafter
+from speculative.models.contract import TokenLists
 from speculative.step.draft import Candidate
+from speculative.step.row import Row
 
 UNBOUNDED = 1 << 30
 NEAR = 8  # tokens ahead in the prompt that a corrected text may have skipped
@@ -128,3 +131,37 @@ class PromptMatcher:
         while len(tokens) < count:
             tokens += tokens[: count - len(tokens)]
         return tokens
+
+
+class PromptLookup(Drafter):
+    """Drafts by copying from a row's reference, its prompt and its text so far."""
+
+    def __init__(
+        self,
+        piece: Callable[[int], str] = lambda token: "▁",
+        to_target: Callable[[int], int] | None = int,
+    ):
+        """piece: the text of a token as the vocabulary has it; by default each token is a word.
+        to_target: maps a prompt's token to the text's vocabulary; None: copy only from references."""
+        self._piece = piece
+        self._to_target = to_target
+        self._matchers: dict[Row, list[PromptMatcher]] = {}  # the texts to copy from
+
+    def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
+        super().admit(batch, new)
+        self._matchers = {row: self._matchers.get(row, []) for row in batch}
+        for row in (batch[b] for b in new):
+            matchers = []
+            if row.reference:
+                matchers.append(PromptMatcher(row.reference, self._piece, reference=True))
+            if self._to_target:
+                matchers.append(PromptMatcher(list(map(self._to_target, row.prompt)), self._piece))
+            self._matchers[row] = matchers
+
+    def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
+        offered: list[list[Candidate]] = [[] for _ in contexts]
+        for row, context, candidates in zip(self._batch, contexts, offered, strict=True):
+            if context:
+                for matcher in self._matchers[row]:
+                    candidates += matcher.candidates(context[row.prefix_size :])
+        return offered

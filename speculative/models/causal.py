@@ -18,7 +18,7 @@ from speculative.models.causal_check import check, check_cache, has_state, mlx_l
 from speculative.models.contract import TokenLists
 from speculative.models.encoder_decoder import LanguageModel
 from speculative.step.cache import MASKED, SlotCache
-from speculative.step.cached_model import prefill
+from speculative.step.prefill import prefill
 
 
 @dataclass(frozen=True)

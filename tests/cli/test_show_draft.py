@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apps.cli.display import coloured, painted
-from speculative.drafters.drafting import ModelDrafter, PromptLookup
+from speculative.drafters.draft_model import ModelDrafter
+from speculative.drafters.prompt_lookup import PromptLookup
 from speculative.step.options import Options
 from speculative.step.row import ORIGINS, Row, respond
 from speculative.text.rows import TextStream

@@ -24,7 +24,7 @@ from decoder import load
 from demo.training.tasks import held_out_example
 from speculative.common.errors import InputError
 from speculative.common.reporting import reporter
-from speculative.drafters.drafting import ModelDrafter
+from speculative.drafters.draft_model import ModelDrafter
 from speculative.models.distilled import from_target, own_weights
 from speculative.text.memory import Pair
 

@@ -17,13 +17,9 @@ from apps.cli.flags import read_draft_vocabulary
 from decoder import Options, SpeculativeDecoder
 from speculative.common.errors import InputError
 from speculative.common.reporting import reporter
-from speculative.drafters.drafting import (
-    MAX_MISSES,
-    MIN_TOKENS,
-    DraftVocabulary,
-    ModelDrafter,
-    PromptLookup,
-)
+from speculative.drafters.draft_model import ModelDrafter
+from speculative.drafters.draft_vocabulary import MAX_MISSES, MIN_TOKENS, DraftVocabulary
+from speculative.drafters.prompt_lookup import PromptLookup
 from speculative.models.causal import CausalModel
 from speculative.step.draft import Candidate
 from speculative.step.sampling import probabilities

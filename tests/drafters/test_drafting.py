@@ -5,8 +5,8 @@ import pytest
 from helpers.decoding import Stopping, decode_with, new_driver, new_rows, start
 from helpers.scripted import EOS, START, ScriptedModel
 
-from speculative.drafters.drafting import ModelDrafter, PromptLookup
-from speculative.drafters.prompt_lookup import LONG, PromptMatcher
+from speculative.drafters.draft_model import ModelDrafter
+from speculative.drafters.prompt_lookup import LONG, PromptLookup, PromptMatcher
 from speculative.step.draft import Step, no_draft
 from speculative.step.options import Options
 from speculative.step.row import Row

@@ -11,7 +11,8 @@ from helpers.decoding import Fixed, decode_with, finish, start
 from helpers.scripted import EOS, Clock, ScriptedModel, scripted_next
 
 from decoder import SpeculativeDecoder
-from speculative.drafters.drafting import ModelDrafter, PromptLookup
+from speculative.drafters.draft_model import ModelDrafter
+from speculative.drafters.prompt_lookup import PromptLookup
 from speculative.models.ranks import Ranks
 from speculative.step.options import Options
 

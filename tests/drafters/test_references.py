@@ -18,7 +18,8 @@ from helpers.programs import call
 from helpers.scripted import Clock, agreeing, plain
 
 from decoder import Options, SpeculativeDecoder, batch_generate, generate
-from speculative.drafters.drafting import ModelDrafter, PromptLookup
+from speculative.drafters.draft_model import ModelDrafter
+from speculative.drafters.prompt_lookup import PromptLookup
 from speculative.text.memory import Memory, Pair
 from speculative.text.text_side import Prompt
 

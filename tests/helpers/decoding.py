@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from decoder import Batch
-from speculative.drafters.drafting import Drafter, ModelDrafter, PromptLookup
+from speculative.drafters.draft_model import ModelDrafter
+from speculative.drafters.drafter import Drafter
+from speculative.drafters.prompt_lookup import PromptLookup
 from speculative.step.driver import Driver
 from speculative.step.options import Options
 from speculative.step.row import Row, Stats

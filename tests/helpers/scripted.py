@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import mlx.core as mx
 import numpy as np
 
-from speculative.drafters import drafting
+from speculative.drafters import draft_model
 from speculative.models.contract import Model, padded
 from speculative.step import driver
 from speculative.step.cache import MASKED, CrossCache
@@ -102,7 +102,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        for module in (driver, drafting):
+        for module in (driver, draft_model):
             monkeypatch.setattr(module, "time", self)
 
     def perf_counter(self) -> float:

@@ -18,7 +18,8 @@ from transformers import GenerationConfig
 
 from decoder import Batch
 from speculative.common.errors import InputError
-from speculative.drafters.drafting import Drafter, ModelDrafter
+from speculative.drafters.draft_model import ModelDrafter
+from speculative.drafters.drafter import Drafter
 from speculative.models.bart import Bart, Config
 from speculative.step.cache import MASKED
 from speculative.step.driver import Driver

@@ -15,9 +15,11 @@ from helpers.causal_models import alone, build, prompts
 from helpers.decoding import decode_with, partial_steps, total
 
 from speculative.common.errors import InputError
-from speculative.drafters.drafting import Drafter, ModelDrafter, PromptLookup
+from speculative.drafters.draft_model import ModelDrafter
+from speculative.drafters.drafter import Drafter
+from speculative.drafters.prompt_lookup import PromptLookup
 from speculative.models.causal import MASKED, CausalModel
-from speculative.step import cached_model
+from speculative.step import prefill
 from speculative.step.cached_model import CachedModel
 
 pytestmark = pytest.mark.slow
@@ -102,7 +104,7 @@ def test_prompts_are_read_in_chunks_without_logits(llama, monkeypatch):
     rows = [tokens[0].tolist(), tokens[1, :9].tolist()]
     last, at = mx.array(tokens[[0, 1], [39, 8]][:, None]), np.array([[39], [8]], np.int32)
     expected = whole.decode(last, at, whole.start(rows))
-    monkeypatch.setattr(cached_model, "CHUNK", 7)
+    monkeypatch.setattr(prefill, "CHUNK", 7)
     cache = whole.start(rows)
     assert cache.lengths.tolist() == [39, 8]
     assert mx.allclose(whole.decode(last, at, cache), expected, atol=1e-4)

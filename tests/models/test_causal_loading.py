@@ -25,7 +25,7 @@ import main
 from speculative.checkpoints.weights import Quantization
 from speculative.common.errors import InputError
 from speculative.common.reporting import reporter
-from speculative.drafters.drafting import PromptLookup
+from speculative.drafters.prompt_lookup import PromptLookup
 from speculative.models import causal_loading, loading
 from speculative.models.mlx_lm_folders import find_mlx_lm_folder, is_mlx_lm_folder
 

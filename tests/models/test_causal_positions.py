@@ -17,7 +17,7 @@ from helpers.decoding import decode_with
 import convert
 from decoder import SpeculativeDecoder
 from speculative.common.errors import InputError
-from speculative.drafters.drafting import PromptLookup
+from speculative.drafters.prompt_lookup import PromptLookup
 from speculative.models import causal_loading
 from speculative.models.mlx_lm_folders import runs_in_mlx_lm
 

@@ -20,8 +20,8 @@ from decoder import SpeculativeDecoder
 from speculative.common.errors import InputError
 from speculative.models.contract import Model, padded
 from speculative.step.cache import MASKED, CrossCache, SlotCache
-from speculative.step.cached_model import prefill
 from speculative.step.options import RULES, Options
+from speculative.step.prefill import prefill
 from speculative.text.memory import Memory, Pair
 from speculative.text.text_side import Prompt, TextSide
 from speculative.text.tokenizer import byte_tokenizer

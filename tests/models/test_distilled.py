@@ -25,7 +25,8 @@ from tokenizers import Tokenizer, models
 from decoder import SpeculativeDecoder, load
 from speculative.common.errors import InputError
 from speculative.common.reporting import reporter
-from speculative.drafters.drafting import ModelDrafter, PromptLookup
+from speculative.drafters.draft_model import ModelDrafter
+from speculative.drafters.prompt_lookup import PromptLookup
 from speculative.models.distilled import (
     from_target,
     own_weights,

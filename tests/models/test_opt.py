@@ -9,7 +9,8 @@ from helpers.decoding import decode_with
 from helpers.models import assert_close
 from helpers.opt_checkpoints import VARIANTS, torch_model, write_bpe
 
-from speculative.drafters.drafting import ModelDrafter, PromptLookup
+from speculative.drafters.draft_model import ModelDrafter
+from speculative.drafters.prompt_lookup import PromptLookup
 from speculative.models.conversion import convert
 from speculative.models.loading import load
 from speculative.step.cache import MASKED

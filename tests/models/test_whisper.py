@@ -26,7 +26,7 @@ from decoder import load
 from speculative.checkpoints.weights import Quantization
 from speculative.common.errors import InputError
 from speculative.common.reporting import reporter
-from speculative.drafters.drafting import ModelDrafter
+from speculative.drafters.draft_model import ModelDrafter
 from speculative.models.conversion import convert
 from speculative.models.whisper import SoundPrompt
 from speculative.step.processors import Controls

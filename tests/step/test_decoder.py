@@ -30,7 +30,7 @@ from helpers.oracle import disturbed, greedy, with_eos
 from helpers.pairs import ours
 from helpers.scripted import EOS, ScriptedModel, agreeing, plain
 
-from speculative.drafters.drafting import ModelDrafter
+from speculative.drafters.draft_model import ModelDrafter
 from speculative.step.cache import CrossCache, SlotCache
 from speculative.step.draft import Plan
 from speculative.step.options import Options

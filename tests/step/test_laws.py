@@ -21,7 +21,7 @@ from helpers.laws import (
     up_to_a_two,
 )
 
-from speculative.drafters.drafting import ModelDrafter
+from speculative.drafters.draft_model import ModelDrafter
 from speculative.step.options import Options
 from speculative.step.sampling import accept_block, accept_token, probabilities
 

@@ -20,7 +20,7 @@ from decoder import SpeculativeDecoder
 from speculative.common.reporting import reporter
 from speculative.models import loading, opt
 from speculative.models.causal import CausalModel
-from speculative.step.cached_model import PrefixCache
+from speculative.step.prefix_cache import PrefixCache
 from speculative.text.text_side import TextSide
 from speculative.text.tokenizer import byte_tokenizer
 

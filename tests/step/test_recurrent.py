@@ -19,13 +19,15 @@ from helpers.decoding import (
 
 from decoder import Batch, SpeculativeDecoder
 from speculative.common.errors import InputError
-from speculative.drafters.drafting import ModelDrafter, PromptLookup
+from speculative.drafters.draft_model import ModelDrafter
+from speculative.drafters.prompt_lookup import PromptLookup
 from speculative.models import loading
 from speculative.models.causal import MASKED, CausalCache, CausalModel
-from speculative.step import cached_model
+from speculative.step import prefill
 from speculative.step.cached_model import CachedModel
 from speculative.step.driver import Driver
 from speculative.step.options import Options
+from speculative.step.prefix_cache import PrefixCache
 from speculative.text.tokenizer import byte_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -78,7 +80,7 @@ def test_prompts_in_chunks_and_rows_that_go(monkeypatch):
     lm, model, draft = pair("qwen3_next")
     prompted = prompts(4, 30)
     expected = [alone(lm, prompt, 12) for prompt in prompted]
-    monkeypatch.setattr(cached_model, "CHUNK", 7)
+    monkeypatch.setattr(prefill, "CHUNK", 7)
     driver = start(model, ModelDrafter(draft), prompted, num_draft=3, max_tokens=12)
     driver.advance()
     rows = list(driver.batch.rows)
@@ -108,12 +110,12 @@ def test_calls_that_begin_ahead(name, monkeypatch, spoiled):
     states: when its prompt is shorter, and when it has ended and is remembered."""
     lm, model, draft = pair(name)
     prefix_cache, prompted, options = (
-        cached_model.PrefixCache(1 << 30),
+        PrefixCache(1 << 30),
         prompts(5, 25),
         Options(max_tokens=20),
     )
     monkeypatch.setattr(Batch, "runs_ahead", lambda self: True)
-    monkeypatch.setattr(cached_model, "CHUNK", 7)
+    monkeypatch.setattr(prefill, "CHUNK", 7)
     for _ in range(2):
         batch = Batch(model, ModelDrafter(draft), options, RashSchedule(), prefix_cache)
         rows = new_rows(model, prompted, options)

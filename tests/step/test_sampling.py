@@ -25,7 +25,7 @@ from helpers.laws import TableModel
 from helpers.models import random_model
 from helpers.oracle import disturbed, with_eos
 
-from speculative.drafters.drafting import ModelDrafter
+from speculative.drafters.draft_model import ModelDrafter
 from speculative.step.options import RULES, Options
 from speculative.step.row import Row
 from speculative.step.sampling import (

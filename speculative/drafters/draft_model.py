@@ -1,143 +1,23 @@
-"""Drafters propose the next tokens for the target to verify."""
+"""Drafting with a smaller model."""
 
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from speculative.drafters.prompt_lookup import UNBOUNDED, WEAK, PromptMatcher
+from speculative.drafters.draft_vocabulary import DraftVocabulary, Narrowed
+from speculative.drafters.drafter import Drafter
+from speculative.drafters.prompt_lookup import UNBOUNDED, WEAK
 from speculative.models.contract import Model, TokenLists
-from speculative.step.cached_model import CachedModel, DistilledModel, PrefixCache, following
+from speculative.step.cached_model import CachedModel, following
+from speculative.step.distilled_model import DistilledModel
 from speculative.step.draft import Candidate, Draft, Plan, no_draft
+from speculative.step.prefix_cache import PrefixCache
 from speculative.step.row import Row
 from speculative.step.sampling import Greedy, Sampler
-
-MAX_NEW = 0.05  # make a set once at most this share of tokens is expected to be new
-MIN_TOKENS = 1000  # tokens that must be written before that
-MAX_MISSES = 32  # make it again after this many tokens that it lacked
-
-
-class Drafter:
-    """The interface of all drafters; this one proposes nothing, which is plain decoding, but can copy.
-
-    contexts: each row's tokens so far, the model's prefix first; a finished row has none.
-    """
-
-    _batch: Sequence[Row] = ()
-
-    def follow(self, target: CachedModel) -> None:
-        """Called once, before `admit`: the model that verifies the drafts."""
-
-    def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
-        """`batch` holds all rows from now on; those at the indices `new` have just begun."""
-        self._batch = list(batch)
-
-    def select(self, indices: Sequence[int]) -> None:
-        """Go on with these rows only."""
-        self._batch = [self._batch[b] for b in indices]
-
-    def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
-        """The candidates for each row, likeliest first."""
-        return [[] for _ in contexts]
-
-    def draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
-        """Propose up to plan.limits [B] tokens, on the device, from each row's candidate in the plan: here copies."""
-        tokens = np.zeros((len(contexts), plan.limits.max()), np.int32)
-        for b, candidate in enumerate(plan.candidates):
-            if candidate and candidate.copy:
-                length = int(plan.limits[b])
-                tokens[b, :length] = candidate.copy(length)
-        return Draft(mx.array(tokens), plan.limits)
-
-    def keep(self, n: np.ndarray) -> None:
-        """n [B]: how many of its last proposals each row kept."""
-
-    def learn(self, done: Sequence[Row]) -> None:
-        """Learn from rows that have finished."""
-
-
-@dataclass(frozen=True)
-class Narrowed:
-    """A model that scores only some tokens."""
-
-    model: Any
-    tokens: frozenset[int]
-    ids: mx.array  # these tokens, in the order of its logits
-    vocab_size: int
-
-    def widened(self, logits: mx.array) -> mx.array:
-        """Logits [B, V] of all tokens from the model's own [B, n]: -inf for tokens that it does not score."""
-        wide = mx.full((len(logits), self.vocab_size), -mx.inf, logits.dtype)
-        wide[:, self.ids] = logits
-        return wide
-
-
-class DraftVocabulary:
-    """The tokens that a draft model scores (after FR-Spec, arXiv 2502.14856, and VocabTrim, arXiv 2506.22694): given ones, or
-    those that the target has written so far, by target language. The target can still write all the others."""
-
-    def __init__(
-        self,
-        model: Any,
-        size: int,
-        tokens: Collection[int] | None = None,
-        complete: Callable[[Collection[int]], Collection[int]] = lambda tokens: tokens,
-    ):
-        """size: the target lacks ids from here on; tokens: None to learn them; complete: adds tokens that any text may need."""
-        self._model = model
-        self._size = size
-        self._given = tokens
-        self._complete = complete
-        self._written: defaultdict[str | None, Counter[int]] = defaultdict(Counter)
-        self._made: Narrowed | None = None
-        self._languages: Collection[str | None] = ()  # of what was made
-        self._misses = 0  # since then
-        if tokens is not None:
-            self._make(tokens)
-
-    def __str__(self) -> str:
-        if not self._made:
-            return "draft vocabulary: all tokens, as many new ones came"
-        return f"draft vocabulary: {len(self._made.tokens):,} of {self._size:,} tokens"
-
-    def narrowed(self, languages: Collection[str | None]) -> Narrowed | None:
-        """The model for rows of these target languages; None: use the whole model."""
-        if self._given is not None:
-            return self._made
-        counts = [self._written[language] for language in languages]
-        if not all(map(_new_are_rare, counts)):
-            return None
-        tokens = set().union(*counts)
-        covered = self._made and set(languages) <= set(self._languages)
-        if not covered or self._misses >= MAX_MISSES:
-            self._make(tokens)
-            self._languages = set(languages)
-        return self._made
-
-    def learn(self, tokens: Iterable[int], language: str | None) -> None:
-        """Learn from the tokens of a finished text."""
-        tokens = list(tokens)
-        if self._made:
-            self._misses += sum(token not in self._made.tokens for token in tokens)
-        if self._given is None:
-            self._written[language].update(tokens)
-
-    def _make(self, tokens: Collection[int]) -> None:
-        scored = sorted(token for token in self._complete(tokens) if token < self._size)
-        ids = mx.array(scored, mx.int32)
-        self._misses = 0
-        self._made = Narrowed(self._model.narrowed(ids), frozenset(scored), ids, self._size)
-
-
-def _new_are_rare(written: Counter[int]) -> bool:
-    """Whether new tokens are rare: their expected share is that of tokens written once (Good 1953)."""
-    once = sum(n == 1 for n in written.values())
-    total = written.total()
-    return total >= MIN_TOKENS and once <= MAX_NEW * total
 
 
 class ModelDrafter(Drafter):
@@ -339,40 +219,6 @@ class _ConfidenceMonitor:
             confidence = mx.where(token == end, -confidence, confidence)
         mx.async_eval(confidence)
         return confidence
-
-
-class PromptLookup(Drafter):
-    """Drafts by copying from a row's reference, its prompt and its text so far."""
-
-    def __init__(
-        self,
-        piece: Callable[[int], str] = lambda token: "▁",
-        to_target: Callable[[int], int] | None = int,
-    ):
-        """piece: the text of a token as the vocabulary has it; by default each token is a word.
-        to_target: maps a prompt's token to the text's vocabulary; None: copy only from references."""
-        self._piece = piece
-        self._to_target = to_target
-        self._matchers: dict[Row, list[PromptMatcher]] = {}  # the texts to copy from
-
-    def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
-        super().admit(batch, new)
-        self._matchers = {row: self._matchers.get(row, []) for row in batch}
-        for row in (batch[b] for b in new):
-            matchers = []
-            if row.reference:
-                matchers.append(PromptMatcher(row.reference, self._piece, reference=True))
-            if self._to_target:
-                matchers.append(PromptMatcher(list(map(self._to_target, row.prompt)), self._piece))
-            self._matchers[row] = matchers
-
-    def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
-        offered: list[list[Candidate]] = [[] for _ in contexts]
-        for row, context, candidates in zip(self._batch, contexts, offered, strict=True):
-            if context:
-                for matcher in self._matchers[row]:
-                    candidates += matcher.candidates(context[row.prefix_size :])
-        return offered
 
 
 def _padded(x: mx.array, width: int) -> mx.array:
