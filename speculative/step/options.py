@@ -72,59 +72,51 @@ def _is_bias(value: Any) -> bool:
     return _is(Real, value) and (value == -math.inf or abs(value) <= MAX_NUMBER)
 
 
+def _is_rule(value: Any) -> bool:
+    return callable(value) or (isinstance(value, str) and value in RULES)
+
+
+def _is_text_or_texts(value: Any) -> bool:
+    texts = [value] if isinstance(value, str) else value
+    return _are(lambda text: text and _is_text(text), texts)
+
+
+def _are_biases(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and all(map(_is_token, value))
+        and all(map(_is_bias, value.values()))
+    )
+
+
 def _are(entry: Callable[[Any], bool], values: Any) -> bool:
     return isinstance(values, Sequence) and not isinstance(values, str) and all(map(entry, values))
 
 
+# fmt: off
 SWITCH = Values(bool, "True or False", lambda v: isinstance(v, bool))
 ANY = Values(int, "a whole number", partial(_is, Integral), "N")
 COUNT = integers(0)
 SIZE = integers(1)
 _is_token = COUNT.accepts
-DRAFT = Values(
-    int, f"{COUNT.description}, or auto", lambda v: v == AUTO or COUNT.accepts(v), "N", (AUTO,)
-)
+DRAFT = Values(int, f"{COUNT.description}, or auto", lambda v: v == AUTO or COUNT.accepts(v), "N", (AUTO,))
 FRACTION = numbers(0, 1)
-POSITIVE_FRACTION = replace(
-    FRACTION, description="a number above 0, up to 1", accepts=lambda x: x and FRACTION.accepts(x)
-)
+POSITIVE_FRACTION = Values(float, "a number above 0, up to 1", lambda x: x and FRACTION.accepts(x), "X")
 REFERENCE = Values(str, "a text", _is_text, "TEXT/@FILE")
 FORM = replace(REFERENCE, accepts=lambda v: isinstance(v, Mapping) or _is_text(v))
-TEMPLATE = Values(
-    str, "a text with {text} in it", lambda v: _is_text(v) and "{text}" in v, "TEXT/@FILE"
-)
+TEMPLATE = Values(str, "a text with {text} in it", lambda v: _is_text(v) and "{text}" in v, "TEXT/@FILE")
 CODE = Values(str, "a language's code or name", _is_text, "LANGUAGE")
-TEXTS = Values(
-    list,
-    "a non-empty text or a list of them",
-    lambda v: _are(lambda text: text and _is_text(text), [v] if isinstance(v, str) else v),
-    "TEXT",
-)
-RULE = Values(
-    str,
-    f"one of {', '.join(RULES)}",
-    lambda v: callable(v) or (isinstance(v, str) and v in RULES),
-    f"{{{','.join(RULES)}}}",
-    RULES,
-)
-EARLY = Values(
-    str, "True, False or never", lambda v: isinstance(v, bool) or v == "never", None, ("never",)
-)
+TEXTS = Values(list, "a non-empty text or a list of them", _is_text_or_texts, "TEXT")
+RULE = Values(str, f"one of {', '.join(RULES)}", _is_rule, f"{{{','.join(RULES)}}}", RULES)
+EARLY = Values(str, "True, False or never", lambda v: isinstance(v, bool) or v == "never", None, ("never",))
 TOKEN = Values(int, "a token's id, or -1", lambda v: v == -1 or _is_token(v), "ID")
 TOKENS = Values(list, "a list of ids", partial(_are, _is_token), "JSON")
 WORDS = Values(list, "a list of lists of ids", partial(_are, _is_word), "JSON")
-BIASES = Values(
-    dict,
-    f"tokens' ids with a number each, from {-MAX_NUMBER} to {MAX_NUMBER} or -inf",
-    lambda v: isinstance(v, Mapping) and all(map(_is_token, v)) and all(map(_is_bias, v.values())),
-    "JSON",
-)
-CALLS = Values(  # {"functions": with `parameters`, "marks": before, between, after calls, "or_text": bool}
-    dict, "functions with the marks of their calls", lambda v: isinstance(v, Mapping)
-)
-FUNCTIONS = Values(
-    list, "a list of functions", lambda v: isinstance(v, Iterable) and all(map(callable, v))
-)
+BIASES = Values(dict, f"tokens' ids with a number each, from {-MAX_NUMBER} to {MAX_NUMBER} or -inf", _are_biases, "JSON")
+# {"functions": with `parameters`, "marks": before, between, after calls, "or_text": bool}
+CALLS = Values(dict, "functions with the marks of their calls", lambda v: isinstance(v, Mapping))
+FUNCTIONS = Values(list, "a list of functions", lambda v: isinstance(v, Iterable) and all(map(callable, v)))
+# fmt: on
 
 
 @dataclass(frozen=True)
@@ -161,164 +153,64 @@ class Options:
     """The keyword arguments of `generate` and related functions. None leaves a value to the checkpoint or to the other
     options. Raises InputError for an invalid value."""
 
-    num_draft: int | str = _drafting(
-        AUTO,
-        DRAFT,
-        "draft tokens per step; 0: decode without drafts; auto: the fastest length, which may be zero",
-        flags=("--num-draft-tokens",),
-        served=64,
-    )
-    lookup: bool | None = _drafting(
-        None,
-        SWITCH,
-        "prompt lookup: copy draft tokens from the prompt and from the output so far, which pays where an output repeats "
-        "its prompt, as corrections do",
-        "on with a draft model and --num-draft auto",
-        request=None,
-    )
-    reference: str | None = _drafting(
-        None,
-        REFERENCE,
-        "a text that the output will resemble, or @ and a file that holds it; draft tokens are copied from it",
-        "none",
-    )
-    max_tokens: int | None = option(
-        None, SIZE, "generate at most N tokens", f"{CHECKPOINT}, or {MAX_TOKENS}", flags=("-m",)
-    )
-    temp: float = option(
-        0.0,
-        numbers(0),
-        "sampling temperature; 0: greedy",
-        flags=("--temperature",),
-        request="temperature",
-    )
-    top_k: int = option(0, COUNT, "sample only from the N most probable tokens; 0: all")
-    top_p: float = option(
-        1.0,
-        POSITIVE_FRACTION,
-        "sample only from the most probable tokens that together have probability X",
-    )
-    min_p: float = option(
-        0.0,
-        FRACTION,
-        "sample only from tokens at least X times as probable as the most probable one",
-    )
-    seed: int | None = option(
-        None, ANY, "random seed; the same seed gives the same text", "a new one", served=10**18
-    )
-    acceptance: str | Callable | None = option(  # noqa: RUF009
-        None,
-        RULE,
-        "how to accept draft tokens when sampling; each way keeps the target's distribution, so leave it alone unless you "
-        "compare them",
-        f"{DEFAULT_RULE}, or token with --delta",
-        request=None,
-    )
-    delta: float = option(
-        0.0,
-        FRACTION,
-        "accept more draft tokens, for speed, if the output may differ from the target's: 0 is exact, 1 accepts all",
-        request=None,
-    )
-    source_lang: str | None = option(
-        None,
-        CODE,
-        "language of the source: a code or a name, for a multilingual model",
-        "the tokenizer's",
-        flags=("--from",),
-    )
-    target_lang: str | None = option(
-        None,
-        CODE,
-        "language of the output: German, de or the model's own code",
-        "the model's",
-        flags=("--to",),
-    )
-    prompt_template: str | None = option(
-        None,
-        TEMPLATE,
-        "the prompt for a translation, or @ and a file that holds it: {text} stands for the text, {source} and {target} for "
-        "the languages' English names",
-        "the model's",
-        request=None,
-    )
+    # fmt: off
+    num_draft: int | str = _drafting(AUTO, DRAFT, flags=("--num-draft-tokens",), served=64,
+        help="draft tokens per step; 0: decode without drafts; auto: the fastest length, which may be zero")
+    lookup: bool | None = _drafting(None, SWITCH, words="on with a draft model and --num-draft auto", request=None,
+        help="prompt lookup: copy draft tokens from the prompt and from the output so far, which pays where an output repeats "
+        "its prompt, as corrections do")
+    reference: str | None = _drafting(None, REFERENCE, words="none",
+        help="a text that the output will resemble, or @ and a file that holds it; draft tokens are copied from it")
 
-    repetition_penalty: float | None = _control(
-        numbers(1 / MAX_NUMBER), "penalise tokens already used; 1: off"
-    )
-    repetition_context_size: int | None = _control(
-        SIZE, "penalise only repeats of the last N tokens", words="all"
-    )
-    no_repeat_ngram_size: int | None = _control(
-        integers(0, 1024), "never generate the same N tokens twice; 0: off", served=64
-    )
+    max_tokens: int | None = option(None, SIZE, "generate at most N tokens", f"{CHECKPOINT}, or {MAX_TOKENS}", flags=("-m",))
+    temp: float = option(0.0, numbers(0), "sampling temperature; 0: greedy", flags=("--temperature",), request="temperature")
+    top_k: int = option(0, COUNT, "sample only from the N most probable tokens; 0: all")
+    top_p: float = option(1.0, POSITIVE_FRACTION, "sample only from the most probable tokens that together have probability X")
+    min_p: float = option(0.0, FRACTION, "sample only from tokens at least X times as probable as the most probable one")
+    seed: int | None = option(None, ANY, "random seed; the same seed gives the same text", "a new one", served=10**18)
+    acceptance: str | Callable | None = option(None, RULE, words=f"{DEFAULT_RULE}, or token with --delta", request=None,  # noqa: RUF009
+        help="how to accept draft tokens when sampling; each way keeps the target's distribution, so leave it alone unless you "
+        "compare them")
+    delta: float = option(0.0, FRACTION, request=None,
+        help="accept more draft tokens, for speed, if the output may differ from the target's: 0 is exact, 1 accepts all")
+    source_lang: str | None = option(None, CODE, words="the tokenizer's", flags=("--from",),
+        help="language of the source: a code or a name, for a multilingual model")
+    target_lang: str | None = option(None, CODE, words="the model's", flags=("--to",),
+        help="language of the output: German, de or the model's own code")
+    prompt_template: str | None = option(None, TEMPLATE, words="the model's", request=None,
+        help="the prompt for a translation, or @ and a file that holds it: {text} stands for the text, {source} and {target} for "
+        "the languages' English names")
+
+    repetition_penalty: float | None = _control(numbers(1 / MAX_NUMBER), "penalise tokens already used; 1: off")
+    repetition_context_size: int | None = _control(SIZE, "penalise only repeats of the last N tokens", words="all")
+    no_repeat_ngram_size: int | None = _control(integers(0, 1024), "never generate the same N tokens twice; 0: off", served=64)
     min_tokens: int | None = _control(COUNT, "generate at least N tokens before an end token")
-    logit_bias: Mapping[int, float] | None = _control(
-        BIASES,
-        'add to the logits of these token ids: {"1234": -5.0, "42": 2}',
-        words="none",
-        served=1024,
-    )
-    bad_words_ids: Sequence[Sequence[int]] | None = _control(
-        WORDS, "token sequences never to generate: [[5], [6, 7]]", served=256
-    )
+    logit_bias: Mapping[int, float] | None = _control(BIASES, words="none", served=1024,
+        help='add to the logits of these token ids: {"1234": -5.0, "42": 2}')
+    bad_words_ids: Sequence[Sequence[int]] | None = _control(WORDS, "token sequences never to generate: [[5], [6, 7]]", served=256)
     suppress_tokens: Sequence[int] | None = _control(TOKENS, "tokens never to generate: [5, 6]")
-    forced_bos_token_id: int | None = _control(
-        TOKEN,
-        "the id of the token that every output begins with; for a language, use --target-lang instead; -1: any",
-    )
-    forced_eos_token_id: int | None = _control(
-        TOKEN, "the id of the token that ends an output cut off at its token limit; -1: any"
-    )
-    processors: Sequence[Processor] = option(
-        (), FUNCTIONS, "your own logits processors, applied last", flags=None, request=None
-    )
-    stop: str | Sequence[str] = option(
-        (),
-        TEXTS,
-        "end the output before TEXT; may be repeated",
-        "none",
-        served=16,
-        group="controls",
-    )
-    stop_token_ids: Sequence[int] | None = _control(
-        TOKENS, "end the output before any of these tokens: [5, 6]", words="none", served=256
-    )
+    forced_bos_token_id: int | None = _control(TOKEN,
+        "the id of the token that every output begins with; for a language, use --target-lang instead; -1: any")
+    forced_eos_token_id: int | None = _control(TOKEN, "the id of the token that ends an output cut off at its token limit; -1: any")
+    processors: Sequence[Processor] = option((), FUNCTIONS, "your own logits processors, applied last", flags=None, request=None)
+    stop: str | Sequence[str] = option((), TEXTS, "end the output before TEXT; may be repeated", "none", served=16, group="controls")
+    stop_token_ids: Sequence[int] | None = _control(TOKENS, words="none", served=256,
+        help="end the output before any of these tokens: [5, 6]")
     json_schema: str | Mapping | None = _form("a JSON schema: generate only JSON that fits it")
     regex: str | None = _form("a regular expression: generate only text that matches it whole")
     grammar: str | None = _form("a grammar in Lark or GBNF: generate only text that fits it")
-    tools: Mapping | None = option(
-        None, CALLS, "functions that the output calls or may call", "none", flags=None, request=None
-    )
-    logprobs: int | None = _control(
-        COUNT,
-        "with --json: log-probabilities of each token and of the N most probable",
-        words="none",
-        request=None,
-        served=20,
-    )
-    num_samples: int = option(
-        1,
-        integers(1, 1024),
-        "outputs per prompt; needs --temp or --num-beams",
-        request="n",
-        served=64,
-        group="controls",
-    )
+    tools: Mapping | None = option(None, CALLS, "functions that the output calls or may call", "none", flags=None, request=None)
+    logprobs: int | None = _control(COUNT, words="none", request=None, served=20,
+        help="with --json: log-probabilities of each token and of the N most probable")
+    num_samples: int = option(1, integers(1, 1024), request="n", served=64, group="controls",
+        help="outputs per prompt; needs --temp or --num-beams")
 
     num_beams: int = _beams(1, integers(1, 64), "above 1: search with N beams, without drafts")
-    length_penalty: float | None = _beams(
-        None,
-        numbers(-MAX_NUMBER),
-        "rank beams by log-probability / length ** X",
-        f"{CHECKPOINT}, or 1",
-    )
-    early_stopping: bool | str | None = _beams(
-        None,
-        EARLY,
-        "end the search, for speed, as soon as --num-beams outputs are finished; never: go on until no better one is possible",
-        f"{CHECKPOINT}, or no",
-    )
+    length_penalty: float | None = _beams(None, numbers(-MAX_NUMBER), words=f"{CHECKPOINT}, or 1",
+        help="rank beams by log-probability / length ** X")
+    early_stopping: bool | str | None = _beams(None, EARLY, words=f"{CHECKPOINT}, or no",
+        help="end the search, for speed, as soon as --num-beams outputs are finished; never: go on until no better one is possible")
+    # fmt: on
 
     def __post_init__(self):
         check_values(self)
