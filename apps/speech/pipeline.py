@@ -138,16 +138,12 @@ class Pipeline:
         )
         seed = partial(self._seeds, [window.seek, round(100 * temperature)])
         count = self.options.best_of if temperature else 1
-        rows = [Row(window.prompt, options, seed(), reference=window.draft) for _ in range(count)]
-        for row in rows:
-            row.begin(prefix, self.config)
-        return rows
+        begin = partial(Row.begin, window.prompt, options, prefix, self.config)
+        return [begin(seed=seed(), reference=window.draft) for _ in range(count)]
 
     def _one_token_row(self, prompt: SoundPrompt, prefix: list[int], rule: Processor) -> Row:
         options = Options(max_tokens=1, logprobs=0, lookup=False, processors=(rule,))
-        row = Row(prompt, options)
-        row.begin(prefix, self.config)
-        return row
+        return Row.begin(prompt, options, prefix, self.config)
 
     def _attempt(self, row: Row) -> Attempt:
         tokens = [token for token in row.generated if token != self.special.end]

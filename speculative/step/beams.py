@@ -2,6 +2,8 @@
 tokens' log-probabilities, divided by the length to the power of the length penalty."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -16,12 +18,26 @@ from speculative.step.row import NONE, Row
 NOTHING = np.float32(-1e9)  # the score of a text that does not exist (yet)
 
 
+@dataclass(eq=False)
+class BeamRow(Row):
+    """A row of beam search, which gives it the best text, and its `others` the next best."""
+
+    DECODED = (*Row.DECODED, "text_score")
+
+    others: Sequence[Any] = ()  # BeamRow
+    text_score: float | None = None
+
+    @property
+    def samples(self) -> Sequence[Any]:
+        return [self, *self.others]
+
+
 class BeamBatch:
     """Rows searched together, each with N beams: row b has the target's rows b * N .. b * N + N - 1."""
 
     def __init__(self, model: Model, num_beams: int):
         self.target = CachedModel(model)
-        self.rows: list[Row] = []
+        self.rows: list[Any] = []  # BeamRow
         self._num_beams = num_beams
         self._searches: list[Search] = []  # the rows'
 
@@ -44,15 +60,16 @@ class BeamBatch:
             self.target.cache.reorder(order.tolist())
         return Step(no_plan(len(self.rows)), no_draft(len(self.rows)))
 
-    def observe(self, step: Step, finished: Sequence[Row]) -> None:
+    def observe(self, step: Step, finished: Sequence[Any]) -> None:
         """Share a search's times among the rows that have its texts."""
         for row in finished:
-            stats = row.stats.copy()
-            for each in (row, *row.others):
-                each.started = row.started
-                each.stats.target_calls = stats.target_calls
-                each.stats.seconds = stats.seconds / (1 + len(row.others))
-                each.stats.encoding_seconds = stats.encoding_seconds / (1 + len(row.others))
+            row.stats.seconds /= len(row.samples)
+            row.stats.encoding_seconds /= len(row.samples)
+            for other in row.others:
+                other.started = row.started
+                other.stats.target_calls = row.stats.target_calls
+                other.stats.seconds = row.stats.seconds
+                other.stats.encoding_seconds = row.stats.encoding_seconds
 
     def best(self, logits: mx.array) -> tuple[mx.array, mx.array]:
         """The ids and log-probabilities [B * N, K] of the best tokens, from logits [B * N, 1, V]: enough that a
@@ -64,7 +81,7 @@ class BeamBatch:
         ids = mx.argpartition(-logprobs, K - 1, axis=-1)[:, :K]
         return ids, mx.take_along_axis(logprobs, ids, axis=-1)
 
-    def admit(self, rows: list[Row], new: Sequence[int]) -> None:
+    def admit(self, rows: list[Any], new: Sequence[int]) -> None:
         N = self._num_beams
         self.rows = rows
         for b in new:
@@ -90,14 +107,14 @@ class BeamBatch:
 class Search:
     """The search for one row's text: N beams, and the N best texts that have ended."""
 
-    def __init__(self, row: Row, num_beams: int, config: Any):
+    def __init__(self, row: BeamRow, num_beams: int, config: Any):
         self.row = row
         self._ends = list(config.eos_token_ids)
         # Enough that N go on, however many end.
         self.candidates = max(2, 1 + len(self._ends)) * num_beams
-        self.beams = [Row(row.prompt, row.options) for _ in range(num_beams)]
+        begin = partial(Row.begin, row.prompt, row.options, row.tokens, config)
+        self.beams = [begin() for _ in range(num_beams)]
         for beam in self.beams:
-            beam.begin(row.tokens, config)
             beam.grammar = row.grammar and row.grammar.copy()
         # The first step finds N different tokens after one beam, not one token after N equal beams.
         self.sums = np.full(num_beams, NOTHING)  # of the beams' log-probabilities
@@ -148,7 +165,7 @@ class Search:
         return (is_full and self._early is True) or not self._score(best, length) > worst
 
     def _finish(self) -> None:
-        rows = [self.row, *self.row.others]
+        rows = self.row.samples
         texts = [*self.ended, *[(NOTHING, [])] * len(rows)]
         for row, (score, tokens) in zip(rows, texts, strict=False):
             row.text_score = float(score)

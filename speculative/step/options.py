@@ -246,8 +246,9 @@ class Options:
     def copies(self, has_draft_model: bool) -> bool:
         """Whether to draft by copying. If `lookup` does not say: beside a draft model with `auto`, which measures whether
         it pays; but not with delta, which would let copied tokens into the text."""
-        default = has_draft_model and self.num_draft == AUTO and not self.delta
-        return default if self.lookup is None else self.lookup
+        if self.lookup is None:
+            return has_draft_model and self.num_draft == AUTO and not self.delta
+        return self.lookup
 
     @property
     def rule(self) -> str | Callable:

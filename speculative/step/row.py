@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import mlx.core as mx
 import numpy as np
@@ -21,7 +21,6 @@ ORIGINS = ("forced", "lookup", "draft_model", "corrected", "target")
 DRAFTED = ORIGINS[:3]
 FAILED = "failed"  # a finish reason: the grammar was too much for its engine, or the vocabulary cannot write it
 NONE = "none"  # a finish reason: beam search has no further text
-_DECODED = ("origins", "texts", "logprobs", "best", "finish_reason", "text_score")  # of a Row
 
 
 @dataclass
@@ -79,6 +78,8 @@ class Stats:
 class Row:
     """A prompt in a batch, its options and its text so far."""
 
+    DECODED: ClassVar[tuple[str, ...]] = ("origins", "texts", "logprobs", "best", "finish_reason")
+
     prompt: list[int]
     options: Options = field(default_factory=Options)
     seed: bytes = b""  # the root of the row's noise; greedy decoding has none
@@ -97,22 +98,39 @@ class Row:
     finish_reason: str | None = None  # "stop", "length", FAILED, NONE, or what the caller gave
     stats: Stats = field(default_factory=Stats)
     started: float = 0.0  # time.perf_counter() after the prefill
-    text_score: float | None = None  # from beam search
-    others: "list[Row]" = field(default_factory=list)  # rows that take its next best texts
     journal: Any = None  # keeps it once it is finished: see journal.RowJournal
     replayed: bool = False  # it was decoded by an earlier run
 
-    def begin(self, prefix: Sequence[int], config: Any) -> None:
-        """Start with this prefix. config: the model's. Raises InputError if it lacks a token or a free position."""
-        self.tokens = list(prefix)
-        self.stats.prompt_tokens = len(self.prompt)
-        self.prefix_size = len(prefix)
+    @classmethod
+    def begin(
+        cls, prompt: list[int], options: Options, prefix: Sequence[int], config: Any, **others: Any
+    ) -> Self:
+        """A row whose tokens begin with this prefix. config: the model's; others: its other fields. Raises InputError if the
+        model lacks a token or a free position."""
         room = (config.max_positions or MAX_NUMBER) - len(prefix)
         if room < 1:
             begins = f"the text begins with {len(prefix)} tokens"
             raise InputError(f"{begins}; the model has room for {config.max_positions}")
-        self.max_tokens = min(self.options.max_tokens or MAX_TOKENS, room)
-        self.processors = processors_for(self.options, config)
+        return cls(
+            prompt,
+            options,
+            tokens=list(prefix),
+            prefix_size=len(prefix),
+            max_tokens=min(options.max_tokens or MAX_TOKENS, room),
+            processors=processors_for(options, config),
+            stats=Stats(len(prompt)),
+            **others,
+        )
+
+    @property
+    def samples(self) -> "Sequence[Row]":
+        """The rows whose texts come with it: itself, and after a beam search others (beams.BeamRow)."""
+        return [self]
+
+    @property
+    def text_score(self) -> float | None:
+        """From beam search."""
+        return None
 
     @property
     def generated(self) -> list[int]:
@@ -177,12 +195,12 @@ class Row:
     def record(self) -> dict[str, Any]:
         """What decoding has made of it, for `replay`: values for JSON."""
         stats = vars(self.stats) | {"accepted_lengths": self.stats.histogram()}
-        made = {name: getattr(self, name) for name in _DECODED}
+        made = {name: getattr(self, name) for name in self.DECODED}
         return made | {"tokens": self.generated, "stats": stats}
 
     def replay(self, record: Mapping[str, Any]) -> None:
         """Take what decoding has made of a row like this one."""
-        for name in _DECODED:
+        for name in self.DECODED:
             setattr(self, name, record[name])
         self.tokens += record["tokens"]
         self.stats = Stats(**record["stats"])

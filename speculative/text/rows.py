@@ -10,6 +10,7 @@ from tokenizers.decoders import DecodeStream
 
 from speculative.common.errors import InputError
 from speculative.models.contract import Model
+from speculative.step.beams import BeamRow
 from speculative.step.options import FORMS, Options
 from speculative.step.row import Row
 from speculative.step.sampling import RowSeeds
@@ -62,12 +63,12 @@ class RowMaker:
         stops = [options.stop] if isinstance(options.stop, str) else options.stop
         hidden = {*self.hidden, *(options.stop_token_ids or ())}
         stream = TextStream(self.text.tokenizer, hidden, stops, begun)
-        row = Row(tokens, options, text=stream, prompt_text=encoded.text)
+        kind = BeamRow if options.num_beams > 1 else Row
+        row = kind.begin(tokens, options, prefix, config, text=stream, prompt_text=encoded.text)
         if options.temp:
             row.seed = (seeds or RowSeeds(options.seed))(tokens)
         if any(getattr(options, name) is not None for name in ("tools", *FORMS)):
             row.grammar = self.grammars.matcher(options)
-        row.begin(prefix, config)
         reference = checked.reference or options.reference
         if not reference and self.memory:
             languages = encoded.source_lang, encoded.target_lang
@@ -87,9 +88,10 @@ class RowMaker:
         tokens = max(len(rows[0].prompt), rows[0].prefix_size)
         if limit is not None and tokens > limit:
             raise InputError(f"the prompt has {tokens} tokens; {limit} at most")
-        if options.num_beams > 1:
-            rows[0].others = rows[1:]
-            return rows[:1]
+        first, *others = rows
+        if isinstance(first, BeamRow):
+            first.others = others
+            return [first]
         return rows
 
     def check(self, prompt: Content, options: Options) -> None:

@@ -72,8 +72,9 @@ def test_copied_tokens_are_told_from_the_draft_models():
 
 
 def response_of(tokenizer, tokens: list[int], origins: list[str]):
-    row = Row([5], Options(max_tokens=len(tokens)), text=TextStream(tokenizer, {0, 1}))
-    row.begin([0], SimpleNamespace(eos_token_ids=(), max_positions=None, vocab_size=1 << 30))
+    config = SimpleNamespace(eos_token_ids=(), max_positions=None, vocab_size=1 << 30)
+    stream = TextStream(tokenizer, {0, 1})
+    row = Row.begin([5], Options(max_tokens=len(tokens)), [0], config, text=stream)
     for token, origin in zip(tokens, origins, strict=True):
         row.commit([token], [origin], ())
     row.stats.encoding_seconds = 1.0

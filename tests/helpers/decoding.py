@@ -10,6 +10,7 @@ from decoder import Batch
 from speculative.drafters.draft_model import ModelDrafter
 from speculative.drafters.drafter import Drafter
 from speculative.drafters.prompt_lookup import PromptLookup
+from speculative.step.beams import BeamRow
 from speculative.step.driver import Driver
 from speculative.step.options import Options
 from speculative.step.row import Row, Stats
@@ -66,10 +67,11 @@ class Waiting:
 
 def new_rows(model, prompts, options: Options) -> list[Row]:
     seed = RowSeeds(options.seed)
-    rows = [Row(prompt, options, seed(prompt)) for prompt in prompts]
-    for row in rows:
-        row.begin(model.prefix(row.prompt), model.config)
-    return rows
+    kind = BeamRow if options.num_beams > 1 else Row
+    return [
+        kind.begin(prompt, options, model.prefix(prompt), model.config, seed=seed(prompt))
+        for prompt in prompts
+    ]
 
 
 def new_driver(model, drafter: Drafter | None, options: Options, schedule=None) -> Driver:

@@ -125,9 +125,8 @@ def test_texts_under_a_checkpoints_own_settings(tmp_path, name):
         rows = []
         for source in sources:
             prefix = model.prefix(source)
-            row = Row(source, generation.with_defaults(Options(num_draft=num_draft), len(prefix)))
-            row.begin(prefix, model.config)
-            rows.append(row)
+            options = generation.with_defaults(Options(num_draft=num_draft), len(prefix))
+            rows.append(Row.begin(source, options, prefix, model.config))
         drafter = ModelDrafter(draft) if num_draft else Drafter()
         driver = Driver(Batch(model, drafter, Options(), Schedule(100)))
         list(driver.decode(Waiting(rows), 5))

@@ -120,8 +120,7 @@ def test_rules_are_those_of_transformers_at_every_position(words, nameless):
         for _ in range(3):
             earlier = [s.previous, *written(rng, 6)] if rng.random() < 0.5 else []
             prefix = [*earlier, *s.prefix("de", "transcribe")]
-            row = Row([1], s.options())
-            row.begin(prefix, config)
+            row = Row.begin([1], s.options(), prefix, config)
             text = written(rng, int(rng.integers(0, 12)) + T, words)
             row.tokens += text[: len(text) - T]
             row.origins = ["target"] * (len(text) - T)
@@ -172,8 +171,8 @@ def test_a_windows_text_is_transformers_own_with_drafts_and_without(tmp_path):
         expected = their_text(reference, sound)
         window = SoundPrompt(sound)
         for num_draft in (0, 4):
-            row = Row(window, s.options(num_draft=num_draft, max_tokens=500))
-            row.begin(prefix, model.config)
+            options = s.options(num_draft=num_draft, max_tokens=500)
+            row = Row.begin(window, options, prefix, model.config)
             driver = new_driver(model, ModelDrafter(draft), row.options)
             driver.admit([row])
             while not row.finish_reason:

@@ -7,6 +7,7 @@ import pytest
 
 from decoder import Options
 from speculative.common.files import Journal
+from speculative.step.beams import BeamRow
 from speculative.step.journal import RowJournal, kept
 from speculative.step.processors import MinTokens
 from speculative.step.row import Row, Stats
@@ -22,8 +23,8 @@ IN_ROW = {"source_lang", "target_lang", "prompt_template", "seed", "max_tokens"}
 
 def row(options=None, prompt=(5, 6), prefix=(0,), limit=9, seed=b"", **values) -> Row:
     options = options or Options(**values)
-    row = Row([*prompt], options, seed, [*prefix], prefix_size=len(prefix), max_tokens=limit)
-    return row
+    kind = BeamRow if options.num_beams > 1 else Row
+    return kind([*prompt], options, seed, [*prefix], prefix_size=len(prefix), max_tokens=limit)
 
 
 def journal(path, model="model", seeded=True):
@@ -77,17 +78,21 @@ def test_another_row_or_model_takes_nothing(tmp_path, change):
 
 
 def test_a_replayed_row_is_the_row_with_its_counts_and_equal_rows_take_turns(tmp_path):
-    ended = [finish(row(seed=bytes([i])), i, 9) for i in range(3)]
-    ended[2].others = [finish(row(), 7)]
+    ended = [finish(row(seed=bytes([i])), i, 9) for i in range(2)]
+    ended.append(finish(row(num_beams=2), 2, 9))
+    ended[2].others = [finish(row(num_beams=2), 7)]
+    ended[2].text_score = -0.5
     with journal(tmp_path, seeded=False) as first:
         for each in ended:
             first.keep(each)
     with journal(tmp_path, seeded=False) as second:
-        again = [row(seed=b"a fresh one") for _ in range(3)]
-        again[2].others = [row()]
+        again = [*(row(seed=b"a fresh one") for _ in range(2)), row(num_beams=2)]
+        again[2].others = [row(num_beams=2)]
         assert all(map(second.replay, again))
         assert not second.replay(row())
-    for old, new in zip([*ended, *ended[2].others], [*again, *again[2].others], strict=True):
+    ended += ended[2].others
+    again += again[2].others
+    for old, new in zip(ended, again, strict=True):
         assert new.record() == old.record() and new.stats.accepted == 4
         assert (new.generated, new.finish_reason) == (old.generated, "length")
 

@@ -53,8 +53,7 @@ class Config:
 
 
 def row_with(tokens: list[int], options: Options) -> Row:
-    row = Row([5], options)
-    row.begin(tokens[:1], Config)
+    row = Row.begin([5], options, tokens[:1], Config)
     for token in tokens[1:]:
         row.commit([token], ["target"], ())
     return row

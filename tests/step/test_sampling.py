@@ -110,9 +110,10 @@ def test_rows_do_not_depend_on_their_batch(rule, name):
 
     def decoded(batch_size: int) -> list[list[int]]:
         driver = new_driver(model, drafter, Options(temp=1.0, acceptance=rule, num_draft=7))
-        rows = [Row(prompts[i], replace(wishes[i], num_draft=7), bytes([i])) for i in range(8)]
-        for row in rows:
-            row.begin(model.prefix(row.prompt), model.config)
+        rows = []
+        for i, prompt in enumerate(prompts[:8]):
+            options, prefix = replace(wishes[i], num_draft=7), model.prefix(prompt)
+            rows.append(Row.begin(prompt, options, prefix, model.config, seed=bytes([i])))
         assert len(list(driver.decode(Waiting(rows), batch_size))) == 8
         assert total(rows).accepted > 0
         return [row.tokens for row in rows]
