@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from apps.serving.engine import FAILURES, START, Engine, Job, Progress
 from speculative.common.errors import InputError
-from speculative.step.driver import Ended, Task, resume
+from speculative.step.driver import RunningTask, Task
 from speculative.step.row import Row
 
 MAX_BODY = 1 << 20  # bytes of a body, unless it is a file
@@ -165,18 +165,13 @@ async def steps_of(
 async def working(engine: Engine, task: Task, is_begun: bool) -> AsyncGenerator[Any]:
     """Decode what a task needs. Yields as `steps_of`, and at last the result. is_begun: take its rows in any case."""
     with closing(task):
-        work = await run_in_threadpool(resume, task)
-        while not isinstance(work, Ended):
-            result: Any = None
-            if callable(work):
-                result = await run_in_threadpool(engine.call, work)
-            else:
-                async with aclosing(steps_of(engine, iter(work), is_begun)) as steps:
-                    async for step in steps:
-                        is_begun = True
-                        yield step
-            work = await run_in_threadpool(resume, task, result)
-        yield work.result
+        running = RunningTask(task, engine.call)
+        while await run_in_threadpool(running.goes_on):
+            async with aclosing(steps_of(engine, running.rows, is_begun)) as steps:
+                async for step in steps:
+                    is_begun = True
+                    yield step
+        yield running.result
 
 
 async def stream_of(request: Request, steps: AsyncGenerator, events: Events) -> Response:

@@ -7,7 +7,6 @@ What a step is belongs to the batch: `decoder.Batch` decodes speculatively, `Bea
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -167,21 +166,6 @@ class Prompts:
         self._waiting.sort(key=lambda row: (-len(row.prompt), self.index[row]), reverse=True)
 
 
-@dataclass(frozen=True)
-class Ended:
-    """The end of a task, with its result."""
-
-    result: Any
-
-
-def resume(task: Task, result: Any = None) -> Work | Ended:
-    """Let a task go on: what it needs next, or its result. result: of the function that it needed called"""
-    try:
-        return task.send(result)
-    except StopIteration as end:
-        return Ended(end.value)
-
-
 def result_of(results: Iterable[tuple[int, Any]]) -> Any:
     """The result of the one task that was run. InputError if it failed."""
     ((_, result),) = results
@@ -190,13 +174,27 @@ def result_of(results: Iterable[tuple[int, Any]]) -> Any:
     return result
 
 
-@dataclass
-class _Running:
-    """A task that waits for rows."""
+class RunningTask:
+    """A task that goes on to the next rows that it needs, or to its end. The functions that it needs are called by `call`."""
 
-    task: Task
-    rows: Iterator[Row] = field(default_factory=lambda: iter(()))  # not taken yet
-    unfinished: set[Row] = field(default_factory=set)
+    def __init__(self, task: Task, call: Callable[[Callable], Any] = lambda function: function()):
+        self._task = task
+        self._call = call
+        self.rows: Iterator[Row] = iter(())  # that it needs, not taken yet
+        self.unfinished: set[Row] = set()
+        self.result: Any = None  # once it has ended
+
+    def goes_on(self) -> bool:
+        """Let it go on to the next `rows` that it needs. False: it has ended, with a `result`."""
+        try:
+            work = next(self._task)
+            while callable(work):
+                work = self._task.send(self._call(work))
+        except StopIteration as end:
+            self.result = end.value
+            return False
+        self.rows = iter(work)
+        return True
 
 
 class Tasks:
@@ -205,7 +203,7 @@ class Tasks:
     def __init__(self, tasks: Iterable[Task], at_once: int):
         self._tasks = enumerate(tasks)
         self._at_once = at_once
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, RunningTask] = {}
         self._waiting = deque[Row]()
         self._owners: dict[Row, list[int]] = {}  # the tasks that wait for a row
         self.results = deque[tuple[int, Any]]()  # of tasks that have ended, with their numbers
@@ -218,7 +216,7 @@ class Tasks:
             index, task = next(self._tasks, (0, None))
             if task is None:
                 break
-            self._running[index] = _Running(task)
+            self._running[index] = RunningTask(task)
             self._advance(index, count)
         return [self._waiting.popleft() for _ in range(min(count, len(self._waiting)))]
 
@@ -243,13 +241,9 @@ class Tasks:
                     continue
                 if running.unfinished:
                     return
-                work = resume(running.task)
-                while callable(work):
-                    work = resume(running.task, work())
-                if isinstance(work, Ended):
-                    self._end(index, work.result)
+                if not running.goes_on():
+                    self._end(index, running.result)
                     return
-                running.rows = iter(work)
         except InputError as error:
             self._end(index, error)
 

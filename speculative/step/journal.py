@@ -9,7 +9,7 @@ from pathlib import Path
 
 from speculative.common.files import Journal
 from speculative.common.reporting import reporter
-from speculative.step.driver import Ended, Task, resume
+from speculative.step.driver import Task
 from speculative.step.row import Row
 
 # Options that change no text, or only the row's tokens, limit and seed
@@ -81,12 +81,12 @@ class RowJournal:
 
 def kept(task: Task, journal: RowJournal) -> Task:
     """A task whose rows are kept in a journal, or come from there."""
-    work = resume(task)
-    while not isinstance(work, Ended):
-        result = None
-        if callable(work):
+    result = None
+    try:
+        while True:
+            work = task.send(result)
+            if not callable(work):
+                work = map(journal.attach, work)
             result = yield work
-        else:
-            yield map(journal.attach, work)
-        work = resume(task, result)
-    return work.result
+    except StopIteration as end:
+        return end.value
