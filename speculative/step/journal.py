@@ -56,9 +56,8 @@ class RowJournal:
             self._journal.append(self._key(row), [each.record() for each in row.samples])
         except OSError as error:
             self._keeps = False
-            reporter.note(
-                f"{error.filename}: {error.strerror}; from here on an interruption loses work"
-            )
+            problem = f"{error.filename}: {error.strerror}"
+            reporter.note(f"{problem}; from here on an interruption loses work")
 
     def _key(self, row: Row) -> str:
         """Of what a row's text depends on."""

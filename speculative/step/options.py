@@ -68,12 +68,8 @@ def _is_word(value: Any) -> bool:
     return _are(_is_token, value) and 0 < len(value) <= 256
 
 
-def _is_bias(value: Any) -> bool:
-    return _is(Real, value) and (value == -math.inf or abs(value) <= MAX_NUMBER)
-
-
-def _is_rule(value: Any) -> bool:
-    return callable(value) or (isinstance(value, str) and value in RULES)
+def _is_bias(token: Any, bias: Any) -> bool:
+    return _is_token(token) and _is(Real, bias) and (bias == -math.inf or abs(bias) <= MAX_NUMBER)
 
 
 def _is_text_or_texts(value: Any) -> bool:
@@ -82,11 +78,7 @@ def _is_text_or_texts(value: Any) -> bool:
 
 
 def _are_biases(value: Any) -> bool:
-    return (
-        isinstance(value, Mapping)
-        and all(map(_is_token, value))
-        and all(map(_is_bias, value.values()))
-    )
+    return isinstance(value, Mapping) and all(map(_is_bias, value, value.values()))
 
 
 def _are(entry: Callable[[Any], bool], values: Any) -> bool:
@@ -107,7 +99,7 @@ FORM = replace(REFERENCE, accepts=lambda v: isinstance(v, Mapping) or _is_text(v
 TEMPLATE = Values(str, "a text with {text} in it", lambda v: _is_text(v) and "{text}" in v, "TEXT/@FILE")
 CODE = Values(str, "a language's code or name", _is_text, "LANGUAGE")
 TEXTS = Values(list, "a non-empty text or a list of them", _is_text_or_texts, "TEXT")
-RULE = Values(str, f"one of {', '.join(RULES)}", _is_rule, f"{{{','.join(RULES)}}}", RULES)
+RULE = Values(str, f"one of {', '.join(RULES)}", lambda v: callable(v) or v in RULES, f"{{{','.join(RULES)}}}", RULES)
 EARLY = Values(str, "True, False or never", lambda v: isinstance(v, bool) or v == "never", None, ("never",))
 TOKEN = Values(int, "a token's id, or -1", lambda v: v == -1 or _is_token(v), "ID")
 TOKENS = Values(list, "a list of ids", partial(_are, _is_token), "JSON")

@@ -40,9 +40,8 @@ def _plan(
     chosen: Sequence[Candidate | None], room: Sequence[int], limits: Sequence[int], **others: Any
 ) -> Plan:
     """A plan to draft up to `limits` tokens of each row's candidate. others: the plan's other fields."""
-    lengths = []
-    for candidate, left, limit in zip(chosen, room, limits, strict=True):
-        lengths.append(max(0, min(candidate.max_length, left, limit)) if candidate else 0)
+    rows = zip(chosen, room, limits, strict=True)
+    lengths = [max(0, min(c.max_length, left, limit)) if c else 0 for c, left, limit in rows]
     drafting = [c if n > 0 else None for c, n in zip(chosen, lengths, strict=True)]
     return Plan(drafting, np.array(lengths, np.int32), **others)
 
@@ -83,14 +82,11 @@ class Costs:
         # A step's seconds grow from knot to knot by b a token, and by j besides for the first.
         grows = np.diff(knots, axis=0) - np.outer(np.diff(KNOTS), b)
         grows[0] -= j
-        self._prior_rows = np.array(
-            [
-                *grows,
-                token_weight * (b - token * knots[0]),  # b is so many plain steps
-                NO_JUMP_WEIGHT * (j - jump * knots[0]),  # j too
-                d - draft * knots[0],  # d too
-            ]
-        )
+        # b, j and d are so many plain steps.
+        of_token = token_weight * (b - token * knots[0])
+        of_jump = NO_JUMP_WEIGHT * (j - jump * knots[0])
+        of_draft = d - draft * knots[0]
+        self._prior_rows = np.array([*grows, of_token, of_jump, of_draft])
         self._sums = np.zeros((3, len(d), len(d) + 1))  # by way: the normal equations
         self._sums[PLAIN, 0, [0, -1]] = 1e-9  # a plain step of a second, until one is known
         self._patience = [PATIENCE // 2] * 3
