@@ -334,7 +334,7 @@ class SpeculativeDecoder:
             for row in driver.decode(source, self.max_batch_size(int(batch_size))):
                 self._count(row)
                 index, sample = source.index.pop(row)
-                for i, each in enumerate(row.samples):
+                for i, each in enumerate([row, *row.others]):
                     yield index, replace(respond(each), sample=sample + i)
 
     def batch_generate(

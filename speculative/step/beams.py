@@ -24,12 +24,8 @@ class BeamRow(Row):
 
     DECODED = (*Row.DECODED, "text_score")
 
-    others: Sequence[Any] = ()  # BeamRow
-    text_score: float | None = None
-
-    @property
-    def samples(self) -> Sequence[Any]:
-        return [self, *self.others]
+    others: Sequence[Any] = ()  # type: ignore[misc]
+    text_score: float | None = None  # type: ignore[misc]
 
 
 class BeamBatch:
@@ -60,11 +56,11 @@ class BeamBatch:
             self.target.cache.reorder(order.tolist())
         return Step(no_plan(len(self.rows)), no_draft(len(self.rows)))
 
-    def observe(self, step: Step, finished: Sequence[Any]) -> None:
+    def observe(self, step: Step, finished: Sequence[Row]) -> None:
         """Share a search's times among the rows that have its texts."""
         for row in finished:
-            row.stats.seconds /= len(row.samples)
-            row.stats.encoding_seconds /= len(row.samples)
+            row.stats.seconds /= 1 + len(row.others)
+            row.stats.encoding_seconds /= 1 + len(row.others)
             for other in row.others:
                 other.started = row.started
                 other.stats.target_calls = row.stats.target_calls
@@ -113,9 +109,8 @@ class Search:
         # Enough that N go on, however many end.
         self.candidates = max(2, 1 + len(self._ends)) * num_beams
         begin = partial(Row.begin, row.prompt, row.options, row.tokens, config)
-        self.beams = [begin() for _ in range(num_beams)]
-        for beam in self.beams:
-            beam.grammar = row.grammar and row.grammar.copy()
+        grammars = [row.grammar and row.grammar.copy() for _ in range(num_beams)]
+        self.beams = [begin(grammar=grammar) for grammar in grammars]
         # The first step finds N different tokens after one beam, not one token after N equal beams.
         self.sums = np.full(num_beams, NOTHING)  # of the beams' log-probabilities
         self.sums[0] = 0
@@ -165,7 +160,7 @@ class Search:
         return (is_full and self._early is True) or not self._score(best, length) > worst
 
     def _finish(self) -> None:
-        rows = self.row.samples
+        rows = [self.row, *self.row.others]
         texts = [*self.ended, *[(NOTHING, [])] * len(rows)]
         for row, (score, tokens) in zip(rows, texts, strict=False):
             row.text_score = float(score)

@@ -175,25 +175,28 @@ def result_of(results: Iterable[tuple[int, Any]]) -> Any:
 
 
 class RunningTask:
-    """A task that goes on to the next rows that it needs, or to its end. The functions that it needs are called by `call`."""
+    """A task on its way, and the rows that it needs. The functions that it needs are called by `call`."""
 
     def __init__(self, task: Task, call: Callable[[Callable], Any] = lambda function: function()):
         self._task = task
         self._call = call
-        self.rows: Iterator[Row] = iter(())  # that it needs, not taken yet
+        self._returned: Any = None  # by the function last called
+        self.rows: Iterator[Row] = iter(())  # not taken yet
         self.unfinished: set[Row] = set()
         self.result: Any = None  # once it has ended
 
     def goes_on(self) -> bool:
-        """Let it go on to the next `rows` that it needs. False: it has ended, with a `result`."""
+        """Let it go on, until it needs `rows` or a function has been called. False: it has ended, with a `result`."""
         try:
-            work = next(self._task)
-            while callable(work):
-                work = self._task.send(self._call(work))
+            work = self._task.send(self._returned)
         except StopIteration as end:
             self.result = end.value
             return False
-        self.rows = iter(work)
+        self._returned = None
+        if callable(work):
+            self._returned = self._call(work)
+        else:
+            self.rows = iter(work)
         return True
 
 

@@ -44,7 +44,7 @@ class RowJournal:
         if not self._goes_on:
             self._goes_on = True
             reporter.note(f"{self._output}: going on where it was interrupted")
-        for each, record in zip(row.samples, entry, strict=True):
+        for each, record in zip([row, *row.others], entry, strict=True):
             each.replay(record)
         return True
 
@@ -53,7 +53,7 @@ class RowJournal:
         if self._is_closed or not self._keeps:
             return
         try:
-            self._journal.append(self._key(row), [each.record() for each in row.samples])
+            self._journal.append(self._key(row), [each.record() for each in [row, *row.others]])
         except OSError as error:
             self._keeps = False
             problem = f"{error.filename}: {error.strerror}"

@@ -100,6 +100,9 @@ class Row:
     started: float = 0.0  # time.perf_counter() after the prefill
     journal: Any = None  # keeps it once it is finished: see journal.RowJournal
     replayed: bool = False  # it was decoded by an earlier run
+    # Only rows of beam search have these: see beams.BeamRow
+    others: ClassVar[Sequence[Any]] = ()
+    text_score: ClassVar[float | None] = None
 
     @classmethod
     def begin(
@@ -121,16 +124,6 @@ class Row:
             stats=Stats(len(prompt)),
             **others,
         )
-
-    @property
-    def samples(self) -> "Sequence[Row]":
-        """The rows whose texts come with it: itself, and after a beam search others (beams.BeamRow)."""
-        return [self]
-
-    @property
-    def text_score(self) -> float | None:
-        """From beam search."""
-        return None
 
     @property
     def generated(self) -> list[int]:

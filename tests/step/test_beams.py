@@ -58,7 +58,7 @@ def search(model, batch_size, **options):
         row.others = new_rows(model, [row.prompt] * (settings.num_samples - 1), settings)
     driver = Driver(BeamBatch(model, settings.num_beams))
     assert len(list(driver.decode(Waiting(rows), batch_size))) == len(rows)
-    return [each for row in rows for each in row.samples]
+    return [each for row in rows for each in (row, *row.others)]
 
 
 def ours(model, batch_size, **options) -> list[tuple[list[int], float]]:
