@@ -2,7 +2,6 @@
 
 import pytest
 
-from docs.tools.option_tables import PAGE, with_tables
 from speculative.common.errors import InputError
 from speculative.step.options import DECLARED, DRAFT, MAX_NUMBER, OptionError, Options
 from speculative.step.row import Row
@@ -57,14 +56,6 @@ def test_numbers_end_where_mlx_cannot_count_or_logits_would_be_infinite(name):
     for value in larger[3 * (name == "seed") :]:
         with pytest.raises(InputError, match=f"^{name} is "):
             Options(**{"temp": 1.0} | {name: value})
-
-
-def test_the_manual_has_every_option_as_it_is_declared():
-    """python -m docs.tools.option_tables writes them."""
-    page = PAGE.read_text()
-    assert with_tables(page) == page
-    for declared in DECLARED.values():
-        assert f"<!-- options: {declared.group} -->" in page
 
 
 def test_a_bias_may_ban_and_the_default_rule_gives_way_to_delta():
