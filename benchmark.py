@@ -3,7 +3,6 @@
 python benchmark.py --check          a minute: is all well on this machine?
 python benchmark.py                  the demo models, widened to t5-large and t5-small
 python benchmark.py --model google/flan-t5-xl --draft-model google/flan-t5-small
-python benchmark.py --baselines      next to transformers and CTranslate2
 """
 
 import apps.cli  # noqa: F401 (first: it checks Python and the packages)
@@ -12,20 +11,19 @@ import apps.cli  # noqa: F401 (first: it checks Python and the packages)
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from apps.benchmarks import measure
+from apps.benchmarks import machine, tables
+from apps.benchmarks.measuring import Setting, Way, decoder, decoding, rows_of, take_turns
+from apps.benchmarks.widening import CAUSAL_SHAPES, SHAPES, widened_pair
 from apps.cli import cli
 from apps.cli.check import all_is_well
 from apps.cli.flags import add_shared, check_models, reading
 from apps.cli.models import merge_adapter, note_types
 from apps.cli.prompt_files import PromptFile
 from decoder import Options, load
-from demo.pair import CAUSAL_SHAPES, KINDS, SHAPES, SHORT_KINDS, examples
+from demo.pair import KINDS, SHORT_KINDS, examples
 from speculative.common.errors import InputError
 from speculative.step.options import DRAFT
 from speculative.step.timing import CallTimes
@@ -40,8 +38,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         prog="benchmark.py", description="Measure plain and speculative decoding on this machine."
     )
     flag = parser.add_argument
-    number: Any = reading(DRAFT)
-    number |= dict(nargs="+", default=[*range(1, 9), "auto"])
     # fmt: off
     flag("--check", action="store_true", help="check this machine; it goes with no other flag")
     flag("--model", help=f"{cli.MODEL} (default: the demo models, widened to --sizes)")
@@ -55,19 +51,18 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--prompt-file", help="one prompt per line (default: the demo's)")
     flag("--examples", type=cli.positive, default=6,
          help="how many of the demo's prompts per task (default: %(default)s)")
-    flag("--num-draft", **number, help="draft lengths (default: 1 to 8, and auto)")
+    flag("--num-draft", **reading(DRAFT), nargs="+", default=[*range(1, 9), "auto"],
+         help="draft lengths (default: 1 to 8, and auto)")
     flag("--drafter", nargs="+", choices=["model", "lookup", "both"],
          help="what drafts (default: model, plus both with auto; lookup without a draft model)")
     flag("--batch-size", nargs="+", type=cli.positive, default=[1], metavar="B",
          help="batch sizes (default: 1)")
     flag("--per-turn", type=cli.positive, metavar="N",
          help="the ways of decoding take turns of N prompts; raise it if a prompt takes so little time that noise hides it "
-         "(default: the largest batch; with --baselines all prompts, in two rounds with pauses)")
+         "(default: the largest batch)")
     flag("--kinds", nargs="+", choices=KINDS,
          help="the demo's tasks to measure, each in a table of its own (default: all but paragraph, in one table)")
     flag("--max-tokens", type=cli.positive, default=128, help="per output (default: %(default)s)")
-    flag("--baselines", action="store_true",
-         help="compare with transformers and CTranslate2, or with mlx-lm, if installed")
     # fmt: on
     args = parser.parse_args(argv)
     if args.check and len(argv or sys.argv[1:]) > 1:
@@ -79,8 +74,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def check(args: argparse.Namespace, parser: cli.Parser) -> None:
     """Exit with a message if the flags do not fit together."""
     check_models(args, parser)
-    if args.model and (args.sizes or args.baselines):
-        parser.error("--sizes and --baselines are for the demo models, not for --model")
+    if args.model and args.sizes:
+        parser.error("--sizes is for the demo models, not for --model")
     if len({size in CAUSAL_SHAPES for size in args.sizes or USUAL}) > 1:
         parser.error("--sizes must be two T5 sizes or two Llama sizes")
     if args.model and not args.draft_model and {"model", "both"} & set(args.drafter or ()):
@@ -91,38 +86,34 @@ def check(args: argparse.Namespace, parser: cli.Parser) -> None:
         Options(num_draft=num_draft)  # or InputError
 
 
-def our_ways(
-    args: argparse.Namespace, target: Any, draft: Any | None, options: Options
-) -> dict[measure.Setting | str, measure.Way]:
+def models(args: argparse.Namespace) -> tuple[Any, Any | None]:
+    """Target and draft model."""
+    if not args.model:
+        return widened_pair(args.sizes or USUAL)
+    target, _ = load(args.model)
+    draft = load(args.draft_model)[0].for_target(target) if args.draft_model else None
+    note_types(target, draft)
+    return target, draft
+
+
+def common(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of all ways."""
+    return {name: getattr(args, name) for name in ("max_tokens", "source_lang", "target_lang")}
+
+
+def our_ways(args: argparse.Namespace, target: Any, draft: Any | None) -> dict[Setting, Way]:
     """Our ways to decode, the first of them plain: each drafter with each draft length."""
     drafters = args.drafter or ["model" if draft else "lookup"]
     pairs = [("", 0), *product(drafters, args.num_draft)]
     if draft and not args.drafter and "auto" in args.num_draft:  # as in main.py
         pairs.append(("both", "auto"))
-    ways: dict[measure.Setting | str, measure.Way] = {}
-    for batch_size in args.batch_size:
-        for drafter, num_draft in pairs:
-            draft_model = draft if drafter in ("model", "both") else None
-            settings = replace(options, num_draft=num_draft, lookup=drafter in ("lookup", "both"))
-            way = measure.decoding(target, draft_model, batch_size, **vars(settings))
-            ways[measure.Setting(drafter, num_draft, batch_size)] = way
+    ways = {}
+    for batch_size, (drafter, num_draft) in product(args.batch_size, pairs):
+        draft_model = draft if drafter in ("model", "both") else None
+        options = common(args) | dict(num_draft=num_draft, lookup=drafter in ("lookup", "both"))
+        way = decoding(target, draft_model, batch_size, **options)
+        ways[Setting(drafter, num_draft, batch_size)] = way
     return ways
-
-
-def their_ways(
-    args: argparse.Namespace, sizes: Sequence[str], pair: tuple[Any, Any], processes: ExitStack
-) -> dict[str, measure.OtherWay]:
-    """Name -> a way of another library to decode tokens with the widened demo pair. processes: where its own end."""
-    try:
-        if sizes[0] in CAUSAL_SHAPES:
-            lengths = [k for k in dict.fromkeys(args.num_draft) if isinstance(k, int)]
-            return measure.mlx_lm_ways(*pair, args.max_tokens, args.batch_size, lengths)
-        from apps.benchmarks import baselines
-
-        return baselines.ways(sizes, args.max_tokens, args.batch_size, processes)
-    except ImportError as error:
-        hint = "pip install -r requirements-dev.txt"
-        raise InputError(f"--baselines needs {error.name}: {hint}") from None
 
 
 def prompts_by_table(args: argparse.Namespace) -> dict[str, list[Any]]:
@@ -140,60 +131,15 @@ def prompts_by_table(args: argparse.Namespace) -> dict[str, list[Any]]:
     }
 
 
-def speed(args: argparse.Namespace, processes: ExitStack) -> dict:
-    """Print a table of ways to decode, and their limits, for each kind of text; return all of it as data."""
-    tables = prompts_by_table(args)
-    theirs = {}
-    if args.model:
-        target, _ = load(args.model)
-        draft = load(args.draft_model)[0].for_target(target) if args.draft_model else None
-        note_types(target, draft)
-    else:
-        sizes = args.sizes or USUAL
-        target, draft = measure.widened_pair(sizes)
-        if args.baselines:
-            theirs = their_ways(args, sizes, (target, draft), processes)
-    reports = {}
-    for kind, prompts in tables.items():
-        print(f"\n## {kind}\n" if kind else "", end="")
-        reports[kind] = compare(args, target, draft, prompts, theirs)
-    return reports.get("") or {"kinds": reports}
-
-
-def compare(
-    args: argparse.Namespace,
-    target: Any,
-    draft: Any | None,
-    prompts: list[Any],
-    theirs: dict[str, measure.OtherWay],
-) -> dict:
-    """Print one table, of our ways and theirs; return it as data."""
-    options = Options(
-        max_tokens=args.max_tokens, source_lang=args.source_lang, target_lang=args.target_lang
-    )
-    models = measure.decoder(target)
-    prompt_format = models.text.prompt_format()
-    tokens = {p: models.maker.row(prompt_format.prompt(p), options).prompt for p in prompts}
-    facts = measure.describe() | measure.sizes(target, draft, tokens)
+def compare(args: argparse.Namespace, target: Any, draft: Any | None, prompts: list[Any]) -> dict:
+    """Print what the figures depend on, and the table of all ways; return it as data."""
+    tokens = [row.prompt for row in rows_of(decoder(target), prompts, Options(**common(args)))]
+    facts = machine.describe() | machine.sizes(target, draft, tokens)
     print("\n".join(f"{key}: {value}" for key, value in facts.items()), end="\n\n", flush=True)
-
-    times = CallTimes(target, draft, tokens[prompts[0]], WIDTHS)
-    ways = our_ways(args, target, draft, options)
-
-    def of_texts(way: measure.OtherWay) -> measure.Way:
-        return lambda prompts: way([tokens[prompt] for prompt in prompts])
-
-    ways |= {name: of_texts(way) for name, way in theirs.items()}
-    # Theirs in whole blocks with pauses, so that no program's threads spin while another's work.
-    per_turn = args.per_turn or (len(prompts) if theirs else max(args.batch_size))
-    settings: dict[str, Any] = dict(rounds=2, pause=1.0) if theirs else {}
-    runs = measure.take_turns(ways, prompts, per_turn, times.measure, **settings)
-    costs = measure.costs(times)
-    if draft and args.batch_size[0] == 1:
-        plain = next(iter(runs.values()))
-        by_length = [times.step(drafted) for drafted in range(max(WIDTHS))]
-        costs["oracle"] = measure.oracle_rate(plain.rows, draft, by_length)
-    return facts | costs | measure.compare(runs, costs.get("oracle"))
+    times = CallTimes(target, draft, tokens[0], WIDTHS)
+    per_turn = args.per_turn or max(args.batch_size)
+    runs = take_turns(our_ways(args, target, draft), prompts, per_turn, times.measure)
+    return facts | tables.costs(times) | tables.compare(runs)
 
 
 def main() -> None:
@@ -201,9 +147,13 @@ def main() -> None:
     merge_adapter(args)
     if args.check:
         sys.exit(not all_is_well())
-    with ExitStack() as processes:  # ended before Python ends: else both close their pipes
-        report = speed(args, processes)
-    print(f"\n{json.dumps(report)}")
+    prompts = prompts_by_table(args)
+    target, draft = models(args)
+    reports = {}
+    for kind, of_kind in prompts.items():
+        print(f"\n## {kind}\n" if kind else "", end="")
+        reports[kind] = compare(args, target, draft, of_kind)
+    print(f"\n{json.dumps(reports.get('') or {'kinds': reports})}")
 
 
 if __name__ == "__main__":

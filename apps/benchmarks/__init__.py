@@ -1,1 +1,1 @@
-"""The parts of benchmark.py: measuring, reporting, other libraries to compare with."""
+"""The parts of benchmark.py."""

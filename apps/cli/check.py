@@ -17,12 +17,15 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from apps.benchmarks.measure import decoding, describe, text_logits, widened
+from apps.benchmarks.machine import describe
+from apps.benchmarks.measuring import decoding
+from apps.benchmarks.widening import widened
 from apps.speech import audio
 from apps.speech.transcriber import Transcriber
 from decoder import load
 from demo.pair import DEMO, KINDS, default_dtype, demo_model, examples
 from speculative.checkpoints.weights import Quantization
+from speculative.models.contract import Model
 from speculative.models.conversion import convert
 from speculative.step.row import Row
 from speculative.step.timing import CallTimes
@@ -104,6 +107,16 @@ def texts(target: Any, draft: Any | None = None, batch_size: int = 1) -> list[Ro
     prompts = [example.prompt for example in examples(PER_KIND, KINDS)]
     num_draft = 4 if draft else 0
     return decoding(target, draft, batch_size, num_draft=num_draft, max_tokens=MAX_TOKENS)(prompts)
+
+
+def text_logits(model: Model, row: Row) -> mx.array:
+    """Logits [T, V] of the T tokens of a row's text, in one call."""
+    cache = model.start([row.prompt])
+    T = len(row.generated)
+    first = int(cache.lengths[0])
+    inputs = np.minimum([row.tokens[first:-1]], model.config.vocab_size - 1).astype(np.int32)
+    positions = np.arange(first, len(row.tokens) - 1, dtype=np.int32)[None]
+    return model.decode(mx.array(inputs), positions, cache)[0, -T:]
 
 
 def margin(model: Any, expected: Row, actual: Row) -> float:

@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from apps.benchmarks.measure import decoder, describe, widened_pair
+from apps.benchmarks.machine import describe
+from apps.benchmarks.measuring import decoder
+from apps.benchmarks.widening import widened_pair
 from apps.cli import cli
 from decoder import SpeculativeDecoder
 

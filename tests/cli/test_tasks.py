@@ -6,8 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from apps.benchmarks.widening import widen
 from demo import pair
-from demo.pair import widen
 from demo.training import tasks
 
 

@@ -16,8 +16,10 @@ from helpers import programs
 from helpers.programs import ANSWER, DEMO, PROMPT
 from helpers.texts import chat_tokens
 
-from apps.benchmarks.measure import decoder, mlx_lm_ways, widened_pair
+from apps.benchmarks.measuring import decoder
+from apps.benchmarks.widening import widened_pair
 from demo.pair import examples
+from docs.tools.mlx_lm_ways import mlx_lm_ways
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +55,9 @@ def test_texts_are_those_of_mlx_lms_ways_and_the_right_answers(pair, prompts, ex
     from mlx_lm.utils import load_tokenizer
 
     target, draft = pair
-    for way in mlx_lm_ways(*pair, 64, [1, 8], [3]).values():  # what the benchmark compares with
+    for way in mlx_lm_ways(
+        *pair, 64, [1, 8], [3]
+    ).values():  # what docs/tools/baselines.py compares with
         assert way(prompts) == expected
     responses = decoder(target, draft).batch_generate(prompts, batch_size=4, num_draft=3)
     tokenizer = load_tokenizer(programs.DEMO / "causal-target")
@@ -112,10 +116,10 @@ def test_a_long_prompt_shows_how_far_it_is_read(tmp_path, monkeypatch):
 
 def test_the_table_beside_mlx_lm_is_printed(tmp_path, monkeypatch):
     """Of a few prompts and tokens, without the pauses."""
-    monkeypatch.setattr("apps.benchmarks.measure.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("docs.tools.baselines.PAUSE", 0)
     sizes = ["--sizes", "llama-demo", "llama-demo", "--examples", "1", "--max-tokens", "6"]
     ways = ["--num-draft", "2", "auto", "--drafter", "model", "--batch-size", "1", "2"]
-    result = programs.call(*ways, *sizes, "--baselines", cwd=tmp_path, script="benchmark.py")
+    result = programs.call(*ways, *sizes, cwd=tmp_path, script="docs.tools.baselines")
     assert result.returncode == 0, result.stderr
     rows = [line for line in result.stdout.splitlines() if line.startswith("|")]
     assert rows[-1].split("|")[1].strip() == "mlx-lm, batch_generate, batch 2", result.stdout

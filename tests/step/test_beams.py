@@ -15,9 +15,9 @@ from helpers.models import cached_logits, padded_inputs, random_model, until
 from helpers.oracle import in_transformers
 from helpers.pairs import RAW, both
 
-from apps.benchmarks import baselines
 from decoder import SpeculativeDecoder, Stats
 from demo.pair import examples
+from docs.tools import torch_ways
 from speculative.step.beams import BeamBatch
 from speculative.step.driver import Driver
 from speculative.step.options import Options
@@ -81,7 +81,7 @@ def pair(variant: str, ends=ENDS):
     model = random_model(variant, num_decoder_layers=2, eos_token_id=list(ends))
     spread = cached_logits(model, *padded_inputs(VOCAB), 30).std()
     model.decoder.norm.weight = model.decoder.norm.weight * (3 / spread)
-    return model, baselines.in_transformers(model)
+    return model, torch_ways.in_transformers(model)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""transformers and CTranslate2 on the embedded pair's weights, for benchmark.py to compare with. Needs PyTorch.
+"""transformers and CTranslate2 on the embedded pair's weights, for docs/tools/baselines.py to compare with. Needs PyTorch.
 
 Each library runs in its own process: in one process their threads would slow each other down.
 """
@@ -21,8 +21,9 @@ import torch
 from mlx.utils import tree_flatten
 from transformers import T5Config, T5ForConditionalGeneration
 
-from apps.benchmarks.measure import OtherWay, TokenPrompts, until_end, widened_pair
+from apps.benchmarks.widening import widened_pair
 from demo.pair import DEMO
+from docs.tools.other_way import OtherWay, TokenPrompts, until_end
 from model import T5
 from speculative.common import blas
 from speculative.models.contract import padded
