@@ -41,8 +41,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     # fmt: off
     flag("--check", action="store_true", help="check this machine; it goes with no other flag")
     flag("--model", help=f"{cli.MODEL} (default: the demo models, widened to --sizes)")
-    add_shared(parser, "--adapter-path")
-    flag("--draft-model", help="a smaller model with the same vocabulary")
+    add_shared(parser, "--adapter-path", "--draft-model")
     flag("--source-lang", metavar="CODE", help="language of the source, if multilingual")
     flag("--target-lang", metavar="CODE", help="language of the output, if multilingual")
     flag("--sizes", nargs=2, choices=[*SHAPES, *CAUSAL_SHAPES], metavar=("TARGET", "DRAFT"),
@@ -124,7 +123,7 @@ def prompts_by_table(args: argparse.Namespace) -> dict[str, list[Any]]:
         if not prompts:
             raise InputError(f"{args.prompt_file}: no prompts")
         return {"": prompts}
-    tables = {kind: [kind] for kind in args.kinds} if args.kinds else {"": SHORT_KINDS}
+    tables = {kind: [kind] for kind in args.kinds or ()} or {"": [*SHORT_KINDS]}
     return {
         name: [example.prompt for example in examples(args.examples, kinds)]
         for name, kinds in tables.items()

@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from decoder import Options, SpeculativeDecoder, Stats
 from speculative.step.driver import Prompts
 from speculative.step.row import Row
@@ -69,19 +67,9 @@ class WayRun:
         self.rows += rows
 
     @property
-    def texts(self) -> list[list[int]]:
-        """The tokens of each prompt's text."""
-        return [row.generated for row in self.rows]
-
-    @property
     def rate(self) -> float:
         """Tokens per second."""
         return sum(self.tokens) / sum(self.seconds)
-
-    @property
-    def quartiles(self) -> list[float]:
-        """The lower and upper quartile of the turns' tokens per second."""
-        return np.quantile(np.divide(self.tokens, self.seconds), (0.25, 0.75)).tolist()
 
     @property
     def stats(self) -> Stats:

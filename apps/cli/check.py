@@ -112,11 +112,10 @@ def texts(target: Any, draft: Any | None = None, batch_size: int = 1) -> list[Ro
 def text_logits(model: Model, row: Row) -> mx.array:
     """Logits [T, V] of the T tokens of a row's text, in one call."""
     cache = model.start([row.prompt])
-    T = len(row.generated)
     first = int(cache.lengths[0])
     inputs = np.minimum([row.tokens[first:-1]], model.config.vocab_size - 1).astype(np.int32)
     positions = np.arange(first, len(row.tokens) - 1, dtype=np.int32)[None]
-    return model.decode(mx.array(inputs), positions, cache)[0, -T:]
+    return model.decode(mx.array(inputs), positions, cache)[0, -len(row.generated) :]
 
 
 def margin(model: Any, expected: Row, actual: Row) -> float:

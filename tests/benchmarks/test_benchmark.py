@@ -104,7 +104,7 @@ def test_every_way_takes_its_turn_at_every_source():
     assert calls[:2] == [("a", [[1]]), ("b", [[1]])]  # warming up
     first, second = [[1], [2]], [[3]]
     assert calls[2:] == [("a", first), ("b", first), ("b", second), ("a", second)]
-    assert runs["a"].tokens == [4, 2] and len(runs["b"].texts) == 3
+    assert runs["a"].tokens == [4, 2] and len(runs["b"].rows) == 3
 
 
 def test_the_costs_of_calls_are_medians(demo_pair):
