@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from apps.documents import gettext, html, markdown, subtitles, word
-from apps.documents.document import Document, decoded, parse_plain
+from apps.documents import gettext, html, markdown, plain, subtitles, word
+from apps.documents.document import Document
+from apps.documents.encodings import decoded
 from speculative.common.errors import InputError, first_line
 
 _PARSERS: dict[Callable[[bytes], Document], str] = {
-    parse_plain: ".txt",
+    plain.parse: ".txt",
     markdown.parse: ".md .markdown .mdx .qmd",
     word.parse: ".docx",
     html.parse: ".html .htm",

@@ -1,17 +1,14 @@
-"""The contract of the formats: passages to translate, and where their translations go. The simplest format, plain text; and encodings
-other than UTF-8."""
+"""The contract of the formats: passages to translate, and where their translations go."""
 
-import codecs
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate, groupby, islice, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
-from apps.documents.sentences import UNIT, between, paragraphs
+from apps.documents.sentences import UNIT, between
 from speculative.common.errors import InputError
 from speculative.text.cues import NEWLINE, line_spans
 
@@ -23,10 +20,6 @@ Texts = Sequence[str | None]
 
 HIDDEN = re.compile(r"([\U000f0000-\U0010fffd])\1*")  # see `in_text`
 _LINE_BREAK = re.compile(rf"(?:{NEWLINE.pattern})\Z")
-_MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-# Not UTF-16, in which this could not be read
-_DECLARED = re.compile(rb"""(?i)((?:encoding|charset)\s*=\s*["']?)(?!utf-16)([\w.:-]+)""")
-_HEAD = 8000  # bytes in which an encoding is declared
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,20 +219,6 @@ def by_length(passage: Passage, text: str) -> list[str]:
     return spread(" ".join(lines), [stop - start for start, stop in passage.spans])
 
 
-def without_empty_cues(lines: Sequence[str], cues: Sequence[int]) -> list[str]:
-    """The lines, where a cue for which no word is left shows the last line before it."""
-    filled = list[str]()
-    with_words = {cue for line, cue in zip(lines, cues, strict=True) if line}
-    last = lines[0]
-    for line, cue in zip(lines, cues, strict=True):
-        if cue not in with_words:
-            with_words.add(cue)
-            line = last
-        filled.append(line)
-        last = line or last
-    return filled
-
-
 def _fit_below(
     fit: Fit, newline: str, source: str, passage: Passage, text: str, targets: Targets
 ) -> Fitted | None:
@@ -269,67 +248,3 @@ def spread(text: str, lengths: Sequence[int]) -> list[str]:
         cuts.append(max(cuts[-1] + 1, min(cut, max_cut)))
     cuts[-1] = len(words)
     return ["".join(words[first:after]).strip() for first, after in pairwise(cuts)]
-
-
-def parse_plain(data: bytes, bilingual: bool = False) -> Document:
-    """Plain text: lines, and paragraphs that are wrapped over several."""
-    return in_text(data, _paragraphs, below="\n" if bilingual else "")
-
-
-def _paragraphs(source: str) -> Iterator[Passage]:
-    both = zip(line_spans(source), lines_of(source), strict=True)
-    for has_text, block in groupby(both, lambda line: line[1][0] < line[1][1]):
-        if has_text:
-            whole, spans = zip(*block, strict=True)
-            remaining = iter(spans)
-            for paragraph in paragraphs([source[start:stop] for start, stop in whole]):
-                yield passage(source, islice(remaining, len(paragraph)))
-
-
-def decoded(
-    parse: Callable[[bytes], Document],
-    data: bytes,
-    encoding: str | None = None,
-    lacking: str | None = None,
-) -> Document:
-    """The document that `parse` makes of the data in UTF-8, written in its own encoding again if possible. encoding: after
-    a byte-order mark; None: as declared, UTF-8, or a guess, which is noted. lacking: in formats that declare their encoding,
-    Python's name of what is done with a character that it lacks. InputError if it is wrong."""
-    if data.startswith(b"PK"):  # an archive
-        return parse(data)
-    name, is_guess = _encoding(data, encoding, lacking is not None)
-    try:
-        source = data.decode(name)
-    except (UnicodeError, LookupError):
-        raise InputError(f"not {name} text; say its encoding with --encoding") from None
-    document = parse(source.encode())
-    notes = [f"read as {name}; --encoding changes that"] if is_guess else []
-
-    def write(texts: Texts, targets: AllTargets = None) -> Written:
-        new = document.write(texts, targets)
-        data = new.data
-        try:
-            return replace(new, data=data.decode().encode(name, lacking or "strict"))
-        except UnicodeEncodeError as error:
-            note = f"written as UTF-8: {name} has no {error.object[error.start]!r}"
-        if lacking:
-            data = _DECLARED.sub(rb"\1UTF-8", data, 1)
-        return replace(new, data=data, notes=[*new.notes, note])
-
-    return replace(document, write=write, notes=[*notes, *document.notes])
-
-
-def _encoding(data: bytes, given: str | None, is_declared: bool) -> tuple[str, bool]:
-    """The encoding that the data are in, and whether it is a guess."""
-    told = _MARKS.get(data[:2], given)
-    if told:
-        return told, False
-    declared = _DECLARED.findall(data[:_HEAD])[:1] if is_declared else []
-    for name in (*(each.decode() for _, each in declared), "utf-8"):
-        with suppress(UnicodeError, LookupError):
-            data.decode(name)
-            return name, False
-    from charset_normalizer import from_bytes
-
-    best = from_bytes(data).best()
-    return (best.encoding, True) if best else ("utf-8", False)

@@ -10,7 +10,8 @@ from typing import Any
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
-from apps.documents.document import Document, Passage, Span, as_text, decoded, edited, in_text
+from apps.documents.document import Document, Passage, Span, as_text, edited, in_text
+from apps.documents.encodings import decoded
 from apps.documents.inline import STAND_IN, Event, paragraphs_of
 from apps.documents.language import LanguageChange
 from apps.documents.markup import Markup, Parsers, in_archive, in_markup

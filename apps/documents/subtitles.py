@@ -16,7 +16,6 @@ from apps.documents.document import (
     by_length,
     lines_of,
     passage,
-    without_empty_cues,
 )
 from apps.documents.inline import Event, paragraphs_of
 from apps.documents.markup import Markup, in_markup
@@ -115,7 +114,21 @@ def _fit(pattern: re.Pattern, passage: Passage, text: str) -> list[str]:
             lines[i] += "".join(map(_closing, reversed(crossing)))
             lines[i + 1] = "".join(tag[0] for tag in crossing) + lines[i + 1]
             opened = []
-    return without_empty_cues(lines, passage.cues)
+    return _without_empty_cues(lines, passage.cues)
+
+
+def _without_empty_cues(lines: Sequence[str], cues: Sequence[int]) -> list[str]:
+    """The lines, where a cue for which no word is left shows the last line before it."""
+    filled = list[str]()
+    with_words = {cue for line, cue in zip(lines, cues, strict=True) if line}
+    last = lines[0]
+    for line, cue in zip(lines, cues, strict=True):
+        if cue not in with_words:
+            with_words.add(cue)
+            line = last
+        filled.append(line)
+        last = line or last
+    return filled
 
 
 def _closing(tag: re.Match) -> str:

@@ -14,8 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
-from apps.documents import FORMATS, html
-from apps.documents.document import parse_plain
+from apps.documents import FORMATS, html, plain
 from apps.serving.translation import Asked, Step, Texts, Translations, data_of
 from apps.serving.transport import ERRORS, RowStep, event_of, failure_of, stream_of, while_there
 from speculative.common.errors import InputError
@@ -66,7 +65,7 @@ class LibreTranslate:
     async def translate(self, request: Request, asked: _Translate) -> Any:
         if not asked.as_sent:
             raise InputError("q is empty")
-        parse = html.parse if asked.format == "html" else parse_plain
+        parse = html.parse if asked.format == "html" else plain.parse
         start = partial(self.translations.start_texts, asked.q, parse, asked.source, asked.target)
         steps, sources = await start()
 
@@ -204,7 +203,7 @@ class DeepL:
         return [Mount("/v2", routes=version_2), Mount("/v3", routes=version_3)]
 
     async def translate(self, request: Request, asked: _Texts) -> Any:
-        parse = parse_plain
+        parse = plain.parse
         if asked.tag_handling == "html":
             parse = partial(html.parse, stays=asked.ignore_tags)
         elif asked.tag_handling == "xml":

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from apps.documents import FORMATS, gettext, read
-from apps.documents.document import Passage, by_length, decoded
+from apps.documents.document import Passage, by_length
+from apps.documents.encodings import decoded
 from apps.documents.language import LanguageChange
 from apps.documents.sentences import changed, keep_pattern
 from speculative.common.errors import InputError

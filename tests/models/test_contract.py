@@ -14,7 +14,7 @@ from helpers.programs import call
 
 import serve
 from apps.cli import models as opened
-from apps.documents.document import parse_plain as parse
+from apps.documents.plain import parse
 from apps.documents.translator import Translator
 from decoder import SpeculativeDecoder
 from speculative.common.errors import InputError

@@ -18,8 +18,8 @@ from starlette.exceptions import HTTPException
 
 from apps.documents import apart, html, read
 from apps.documents.apart import read_apart
-from apps.documents.document import parse_plain
 from apps.documents.language import LanguageChange
+from apps.documents.plain import parse as parse_plain
 from apps.documents.translator import Translation
 from apps.serving import translation
 from apps.serving.engine import Engine, Refused
