@@ -5,7 +5,6 @@ byte (docs/new_format.md). Only translator.py knows a model.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ _INSTEAD = {
 # Keyword arguments of `parse`, and the formats that have them
 OPTIONS = {
     "bilingual": tuple(ending for ending in FORMATS if ending not in (".po", ".pot")),
-    "change": (".docx", ".html", ".htm", ".xhtml", ".epub", ".po", ".pot"),
+    "change": (".po", ".pot"),
     "cue_by_cue": (".srt", ".vtt", ".ass", ".ssa"),
     "fuzzy": (".po", ".pot"),
 }
@@ -57,13 +56,10 @@ def read(path: Path, data: bytes, encoding: str | None = None, **options: Any) -
         raise InputError(f"{path}: {_INSTEAD[suffix].format(path.name)}")
     if suffix not in FORMATS:
         raise InputError(f"{path}: not a document: they end in {', '.join(FORMATS)}")
-    change = options.get("change")
-    if change and not options.get("bilingual"):
-        data = change.in_head(data)
     applied = {option: on for option, on in options.items() if suffix in OPTIONS[option]}
     try:
         parse = FORMATS[suffix]
-        document = decoded(partial(parse, **applied), data, encoding, _DECLARE.get(parse))
+        return decoded(partial(parse, **applied), data, encoding, _DECLARE.get(parse))
     except ImportError:
         needed = f"{path.name} needs: pip install -r requirements-documents.txt"
         raise InputError(needed) from None
@@ -71,4 +67,3 @@ def read(path: Path, data: bytes, encoding: str | None = None, **options: Any) -
         raise
     except Exception as error:  # whatever a parser makes of a file that is none of its format
         raise InputError(f"not a {suffix} file: {first_line(error)}") from error
-    return replace(document, for_change=partial(read, path, data, encoding, **options))

@@ -21,14 +21,11 @@ MEMORY = 2 << 30  # bytes; Linux alone keeps to it
 _POLL = 0.2  # seconds between two calls of `check`
 
 
-def read_apart(
-    path: Path, data: bytes, check: Callable[[], object], change: Any = None
-) -> Document:
-    """As `documents.read`, within the limits, as later `write`. check: called meanwhile; what it raises gives it up. change:
-    a `LanguageChange`"""
-    ask = partial(_call, check, path, data, change)
+def read_apart(path: Path, data: bytes, check: Callable[[], object]) -> Document:
+    """As `documents.read`, within the limits, as later `write`. check: called meanwhile; what it raises gives it up."""
+    ask = partial(_call, check, path, data)
     passages, strict = ask()
-    return Document(passages, ask, strict, for_change=partial(read_apart, path, data, check))
+    return Document(passages, ask, strict)
 
 
 def _call(check: Callable[[], object], *arguments: Any) -> Any:
@@ -61,12 +58,12 @@ def _call(check: Callable[[], object], *arguments: Any) -> Any:
     return result
 
 
-def _answer(path: Path, data: bytes, change: Any, texts: Any = None, targets: Any = None) -> Any:
-    """A document's passages and strictness or, with texts, it written."""
-    document = read(path, data, change=change)
-    if texts is None:
+def _answer(path: Path, data: bytes, *texts: Any) -> Any:
+    """A document's passages and strictness or, with texts and more of `write`'s, it written."""
+    document = read(path, data)
+    if not texts:
         return document.passages, document.strict
-    return document.write(texts, targets)
+    return document.write(*texts)
 
 
 def main() -> None:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, groupby, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from apps.documents.language import LanguageChange
 from apps.documents.sentences import UNIT, between
 from speculative.common.errors import InputError
 from speculative.text.cues import NEWLINE, line_spans
@@ -47,14 +48,17 @@ class Written:
 
 @dataclass(frozen=True)
 class Document:
-    """A document in some format. write: the document with a text for each passage; None keeps a passage as it is. With
-    targets of each passage's formatting; None: at the same words or the same place"""
+    """A document in some format.
+
+    write(texts, targets=None, change=None): the document with a text for each passage; None keeps a passage as it is
+        targets: of each passage's formatting; None: at the same words or the same place
+        change: the `LanguageChange` that what names the document's language follows; None: all of that stays
+    """
 
     passages: Sequence[Passage]
     write: Callable[..., Written]
     strict: bool = False  # a passage whose translation lost a placeholder stays as it is
     notes: Sequence[str] = ()  # what a reader should know of the whole document
-    for_change: "Callable[..., Document] | None" = None  # it for a `LanguageChange`, `change`
 
 
 class Fitted(NamedTuple):
@@ -65,10 +69,12 @@ class Fitted(NamedTuple):
     problems: Sequence[str] = ()
 
 
-Fit = Callable[[str, Passage, str, Targets], Fitted | None]
+Change = LanguageChange | None
+Relabel = Callable[[str, LanguageChange], str]
+Fit = Callable[[str, Passage, str, Targets, Change], Fitted | None]  # None: it stays as it is
 
 
-def by_lines(source: str, passage: Passage, text: str, targets: Targets) -> Fitted | None:
+def by_lines(source: str, passage: Passage, text: str, *_: object) -> Fitted | None:
     """The text's lines, if it has one for each span; or else the text, spread over them. None: it is the source's."""
     return None if text == passage.text else Fitted(by_length(passage, text))
 
@@ -87,49 +93,49 @@ def in_text(
     below: str = "",
     hidden: Sequence[Passage] = (),
     fit_hidden: Fit = by_lines,
+    relabel: Relabel | None = None,
     **fields,
 ) -> Document:
-    """A document of text, whose passages `find` finds. fit: fits a text into a passage of the source; None: it stays as it
-    is. below: the line break before a translation below its source; a line feed is the source's. hidden: passages in others,
-    such as attributes, each span one character for private use again and again while those are read. InputError if not text."""
+    """A document of text, whose passages `find` finds, and `fit` fits texts into. below: the line break before a translation
+    below its source; a line feed is the source's. hidden: passages in others, such as attributes, each span one character for
+    private use again and again while those are read. relabel: names the language anew. InputError if not text."""
     source = as_text(data)
-    used = {*source}
-    free = (name for name in map(chr, range(0xF0000, 0x10FFFE)) if name not in used)
-    spans = sorted(span for each in hidden for span in each.spans)
-    names = dict(zip(spans, free, strict=False))
-    hidden = [each for each in hidden if names.keys() >= {*each.spans}]
-    visible = edited(source, ((span, name * (span[1] - span[0])) for span, name in names.items()))
+    names, visible = _covered(source, hidden)
     found = [*find(visible)]
+    hidden = [each for each in hidden if names.keys() >= {*each.spans}]
     passages = _located(source, [*found, *hidden])
     if below:
         fit = partial(_fit_below, fit, below.replace("\n", newline_of(source)))
     fits = [partial(fit, visible)] * len(found) + [partial(fit_hidden, source)] * len(hidden)
 
-    def write(texts: Texts, targets: AllTargets = None) -> Written:
-        new = dict(_fitted(fits, passages, texts, targets))
-        plain = [words for each in new.values() for words in each.plain]
-        problems = {number: each.problems for number, each in new.items() if each.problems}
-        edits = set[tuple[Span, str]]()  # passages may share some
-        for number, each in new.items():
-            edits.update(zip(passages[number].spans, each.parts, strict=True))
-        values = {names[span]: source[slice(*span)] for span in names}
+    def write(texts: Texts, targets: AllTargets = None, change: Change = None) -> Written:
+        asked = zip(fits, passages, texts, targets or [None] * len(texts), strict=True)
+        fitted = [text is not None and fit(each, text, of, change) for fit, each, text, of in asked]
+        new = {number: each for number, each in enumerate(fitted) if each}
+        spans = [span for number in new for span in passages[number].spans]
+        parts = [part for each in new.values() for part in each.parts]
+        edits = {*zip(spans, parts, strict=True)}  # passages may share some
+        values = {name: source[slice(*span)] for span, name in names.items()}
         values |= {names[span]: part for span, part in edits if span in names}
         others = sorted(edit for edit in edits if edit[0] not in names)
         shown = HIDDEN.sub(lambda run: values.get(run[1], run[0]), edited(visible, others))
+        if relabel and change and not below:
+            shown = relabel(shown, change)
+        plain = [words for each in new.values() for words in each.plain]
+        problems = {number: each.problems for number, each in new.items() if each.problems}
         return Written(shown.encode(), plain, problems)
 
     return Document(passages, write, **fields)
 
 
-def _fitted(
-    fits: Sequence[partial], passages: Sequence[Passage], texts: Texts, targets: AllTargets
-) -> Iterator[tuple[int, Fitted]]:
-    """The new texts of passages, by their numbers."""
-    for number, (passage, text) in enumerate(zip(passages, texts, strict=True)):
-        if text is not None:
-            fitted = fits[number](passage, text, targets[number] if targets else None)
-            if fitted:
-                yield number, fitted
+def _covered(source: str, hidden: Sequence[Passage]) -> tuple[dict[Span, str], str]:
+    """A character that the source does not have for each span of these passages, and the source with them."""
+    used = {*source}
+    free = (name for name in map(chr, range(0xF0000, 0x10FFFE)) if name not in used)
+    spans = sorted(span for each in hidden for span in each.spans)
+    names = dict(zip(spans, free, strict=False))
+    edits = (((start, stop), name * (stop - start)) for (start, stop), name in names.items())
+    return names, edited(source, edits)
 
 
 def joined(
@@ -140,9 +146,9 @@ def joined(
     """One document of several, which have no lines of their own. assemble: makes its bytes of theirs"""
     firsts = [0, *accumulate(len(document.passages) for document in documents)]
 
-    def write(texts: Texts, targets: AllTargets = None) -> Written:
+    def write(texts: Texts, targets: AllTargets = None, change: Change = None) -> Written:
         written = [
-            document.write(texts[first:after], targets and targets[first:after])
+            document.write(texts[first:after], targets and targets[first:after], change)
             for document, (first, after) in zip(documents, pairwise(firsts), strict=True)
         ]
         problems = dict[int, Sequence[str]]()
@@ -219,11 +225,9 @@ def by_length(passage: Passage, text: str) -> list[str]:
     return spread(" ".join(lines), [stop - start for start, stop in passage.spans])
 
 
-def _fit_below(
-    fit: Fit, newline: str, source: str, passage: Passage, text: str, targets: Targets
-) -> Fitted | None:
+def _fit_below(fit: Fit, newline: str, source: str, passage: Passage, *given: Any) -> Fitted | None:
     """As `fit`, with the source's lines, and the translation's after the last one of each cue."""
-    fitted = fit(source, passage, text, targets)
+    fitted = fit(source, passage, *given)
     if not fitted:
         return None
     both = [source[start:stop] for start, stop in passage.spans]

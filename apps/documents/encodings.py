@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from apps.documents.document import AllTargets, Document, Texts, Written
+from apps.documents.document import AllTargets, Change, Document, Texts, Written
 from speculative.common.errors import InputError
 
 _MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
@@ -34,8 +34,8 @@ def decoded(
     document = parse(source.encode())
     notes = [f"read as {name}; --encoding changes that"] if is_guess else []
 
-    def write(texts: Texts, targets: AllTargets = None) -> Written:
-        new = document.write(texts, targets)
+    def write(texts: Texts, targets: AllTargets = None, change: Change = None) -> Written:
+        new = document.write(texts, targets, change)
         data = new.data
         try:
             return replace(new, data=data.decode().encode(name, lacking or "strict"))

@@ -4,12 +4,22 @@ has seen it."""
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from gettext import c2py
 
-from apps.documents.document import Document, Fitted, Passage, Span, in_text, newline_of
-from apps.documents.language import LanguageChange
+from apps.documents.document import (
+    AllTargets,
+    Change,
+    Document,
+    Fitted,
+    Passage,
+    Span,
+    Texts,
+    Written,
+    in_text,
+    newline_of,
+)
 from apps.documents.sentences import changed, keep_pattern
 from speculative.common.errors import InputError
 
@@ -54,13 +64,28 @@ class _Message(Passage):
     others: tuple[str, ...] = ()
 
 
-def parse(data: bytes, fuzzy: bool = True, change: LanguageChange | None = None) -> Document:
+def parse(data: bytes, fuzzy: bool = True, change: Change = None) -> Document:
     """fuzzy: mark what is written. change: its target completes the head and plural forms."""
     find = partial(_messages, fuzzy=fuzzy, change=change)
-    return in_text(data, find, _fit, strict=True)
+    document = in_text(data, find, _fit, strict=True)
+
+    def write(texts: Texts, targets: AllTargets = None, change: Change = None) -> Written:
+        if not change:
+            return document.write(texts)
+        # Its language may have other forms of plurals, of the same texts.
+        new = parse(data, fuzzy, change)
+        by_source = dict(zip(map(_wanted, document.passages), texts, strict=True))
+        return new.write([by_source.get(_wanted(each)) for each in new.passages])
+
+    return replace(document, write=write)
 
 
-def _messages(source: str, fuzzy: bool, change: LanguageChange | None) -> Iterator[Passage]:
+def _wanted(message: Passage) -> tuple[str, str]:
+    """What a message's translation depends on."""
+    return message.text, message.placeholders
+
+
+def _messages(source: str, fuzzy: bool, change: Change) -> Iterator[Passage]:
     newline = newline_of(source)
     entries = [*_ENTRY.finditer(source)]
     if not entries:
@@ -98,14 +123,12 @@ def _messages(source: str, fuzzy: bool, change: LanguageChange | None) -> Iterat
             )
 
 
-def _fit(source: str, passage: Passage, text: str, _: object) -> Fitted:
+def _fit(source: str, passage: Passage, text: str, *_: object) -> Fitted:
     assert isinstance(passage, _Message)
     return Fitted([passage.before + _quoted(text, newline_of(source)), *passage.others])
 
 
-def _head(
-    source: str, entry: re.Match, change: LanguageChange | None
-) -> tuple[Edits, Forms | None]:
+def _head(source: str, entry: re.Match, change: Change) -> tuple[Edits, Forms | None]:
     """The edits that complete the head, and the plural forms: their number, and which one a count takes."""
     given = {"charset": "UTF-8"}
     if change:

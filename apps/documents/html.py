@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
-from apps.documents.document import Document, Passage, Span, as_text, edited, in_text
+from apps.documents.document import Change, Document, Passage, Span, as_text, edited, in_text
 from apps.documents.encodings import decoded
 from apps.documents.inline import STAND_IN, Event, paragraphs_of
 from apps.documents.language import LanguageChange
@@ -95,19 +95,27 @@ def _page(
     inline: Collection[str] | None = None,
     is_html: bool = True,
     bilingual: bool = False,
-    change: LanguageChange | None = None,
 ) -> Document:
     """stays: names of elements that are not translated, besides HTML's"""
     staying = {name.lower(): STAND_IN for name in stays} | (_STAYS if is_html else {})
-    reader = _PageReader(as_text(data), is_xml, staying, is_html)
-    if change and not bilingual:
-        data = reader.in_language(change).encode()
-        reader = _PageReader(as_text(data), is_xml, staying, is_html)
+    read = partial(_PageReader, is_xml=is_xml, stays=staying, is_html=is_html)
+    reader = read(as_text(data))
     outlined = set() if inline is None else reader.outlined(inline)
     find = partial(reader.paragraphs, reader.named(splits) | outlined)
     parts = partial(events_of, is_xml, _CHECKED, ("rt", "rp"))
-    below = partial(_below, is_xml, change) if bilingual and is_html else None
-    markup = Markup(partial(escape, quote=False), parts, below=below)
+
+    def relabel(source: str, change: LanguageChange) -> str:
+        return read(source).in_language(change)
+
+    def below(raw: str, change: Change) -> str:
+        if change is None:
+            return f"<br/>{raw}"
+        span = _in_tag("<span>", change, reader.added["html"])
+        return f"<br/>{span}{relabel(raw, change)}</span>"
+
+    markup = Markup(partial(escape, quote=False), parts, relabel=relabel)
+    if bilingual:
+        markup = replace(markup, below=below if is_html else None, relabel=None)
     return in_markup(data, find, markup, hidden=reader.attributes)
 
 
@@ -116,14 +124,6 @@ parse_xhtml = partial(_page, is_xml=True)
 
 def _shown(raw: str) -> str:
     return _SPACES.sub(" ", words_of(raw)).replace("\xad", "")
-
-
-def _below(is_xml: bool, change: LanguageChange | None, raw: str) -> str:
-    """A translation that stands behind its source."""
-    if change is None:
-        return f"<br/>{raw}"
-    new = _PageReader(raw, is_xml, _STAYS, True).in_language(change)
-    return f"<br/>{change.in_tag('<span>', _LANGUAGE[is_xml])}{new}</span>"
 
 
 def parse_epub(data: bytes, **options: Any) -> Document:
@@ -141,28 +141,32 @@ def _parsers(options: Mapping[str, Any], files: Mapping[str, bytes]) -> Parsers:
             parse = _CHAPTERS.get(item.get("media-type", ""))
             if parse:
                 path = join(dirname(package), unquote(item.get("href", "")))
-                parsers |= {normpath(path): parse, package: _package}
+                parsers[normpath(path)] = partial(parse, **options)
+                if not options.get("bilingual"):
+                    parsers[package] = _package
     in_utf8 = partial(decoded, lacking="xmlcharrefreplace")
-    return {name: partial(in_utf8, partial(parse, **options)) for name, parse in parsers.items()}
+    return {name: partial(in_utf8, parse) for name, parse in parsers.items()}
 
 
 _CHAPTERS: dict[str, Any] = dict.fromkeys(("application/xhtml+xml", "text/html"), parse_xhtml)
 _CHAPTERS["application/x-dtbncx+xml"] = partial(parse_xml, stays=["docauthor"])
 
 
-def _package(
-    data: bytes, bilingual: bool = False, change: LanguageChange | None = None
-) -> Document:
+def _package(data: bytes) -> Document:
     """A book's package, which has no texts but names the language."""
-    source = as_text(data)
+    return in_text(data, lambda _: (), relabel=_package_in_language)
+
+
+def _package_in_language(source: str, change: LanguageChange) -> str:
     named = _DC_LANGUAGE.search(source)
-    if named and change and not bilingual:
-        source = _DC_LANGUAGE.sub(rf"\g<1>{change.new(named[2])}", source, 1)
-        spine = _SPINE.search(source)
-        if spine and direction(change.source or named[2]) != direction(change.target):
-            values = {"page-progression-direction": direction(change.target)}
-            source = source.replace(spine[1], with_values(spine[1], values))
-    return in_text(source.encode(), lambda _: ())
+    if not named:
+        return source
+    source = _DC_LANGUAGE.sub(rf"\g<1>{change.new(named[2])}", source, 1)
+    spine = _SPINE.search(source)
+    if spine and direction(change.source or named[2]) != direction(change.target):
+        values = {"page-progression-direction": direction(change.target)}
+        source = source.replace(spine[1], with_values(spine[1], values))
+    return source
 
 
 class _PageReader:
@@ -250,7 +254,7 @@ class _PageReader:
         edits = list[tuple[Span, str]]()
         for token in self.labels:
             raw = self.source[token.start : token.stop]
-            new = change.in_tag(raw, self.added.get(token.name, ""))
+            new = _in_tag(raw, change, self.added.get(token.name, ""))
             edits.append(((token.start, token.stop), new))
         return edited(self.source, edits)
 
@@ -294,3 +298,22 @@ class _PageReader:
         if token.name == "a":
             mark = "link"
         return place._replace(kind=token.kind, name=token.name, mark=mark)
+
+
+def _in_tag(raw: str, change: LanguageChange, added: str = "") -> str:
+    """A tag of HTML, with the target's language and direction if it has the source's. added: for the root, the attribute
+    that names its language if none does"""
+    had = attributes_of(raw)
+    tags = {name: tag for name, tag in had.items() if name in ("lang", "xml:lang")}
+    if added:
+        had = {"dir": direction(change.source)} | had
+        tags = tags or {added: ""}
+    elif not all(map(change.is_source, tags.values())):
+        return raw
+    values = {name: change.new(tag) for name, tag in tags.items()}
+    old = had.get("dir", "").lower()
+    new = direction(change.target)
+    is_own = added != "" or old == direction(change.source) or change.source is None
+    if is_own and {old, new} == {"ltr", "rtl"}:
+        values["dir"] = new
+    return with_values(raw, values)

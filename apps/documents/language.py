@@ -3,13 +3,12 @@
 import re
 from dataclasses import dataclass
 
-from apps.documents.tags import attributes_of, with_values
-from speculative.text.languages import bcp47, direction, short
+from speculative.text.languages import bcp47, short
 
 _HEAD = re.compile(  # of Markdown, WebVTT and SubStation Alpha
-    rb"(?sm)\A(?:\xef\xbb\xbf)?(?:(---|\+\+\+)\s.*?^(?:\1|\.\.\.)|WEBVTT.*?\n\r?\n|\[Script Info\].*?^\[)"
+    r"(?asm)\A\ufeff?(?:(---|\+\+\+)\s.*?^(?:\1|\.\.\.)|WEBVTT.*?\n\r?\n|\[Script Info\].*?^\[)"
 )
-_FIELD = re.compile(rb"""(?im)^(lang(?:uage)?[ \t]*[:=][ \t]*["']?)([\w-]+)""")
+_FIELD = re.compile(r"""(?aim)^(lang(?:uage)?[ \t]*[:=][ \t]*["']?)([\w-]+)""")
 
 
 @dataclass(frozen=True)
@@ -28,28 +27,11 @@ class LanguageChange:
         """The target's tag in place of another; the same one if it is the target's, maybe with a country."""
         return tag if f"{bcp47(tag)}-".startswith(f"{self.target}-") else self.target
 
-    def in_head(self, data: bytes) -> bytes:
-        """A file of text, whose front matter or header names the target's language if it names one."""
-        head = _HEAD.match(data)
-        if not head:
-            return data
-        named = _FIELD.sub(lambda field: field[1] + self.new(field[2].decode()).encode(), head[0])
-        return named + data[head.end() :]
 
-    def in_tag(self, raw: str, added: str = "") -> str:
-        """A tag of HTML, with the target's language and direction if it has the source's. added: for the root, the attribute
-        that names its language if none does"""
-        had = attributes_of(raw)
-        tags = {name: tag for name, tag in had.items() if name in ("lang", "xml:lang")}
-        if added:
-            had = {"dir": direction(self.source)} | had
-            tags = tags or {added: ""}
-        elif not all(map(self.is_source, tags.values())):
-            return raw
-        values = {name: self.new(tag) for name, tag in tags.items()}
-        old = had.get("dir", "").lower()
-        new = direction(self.target)
-        is_own = added != "" or old == direction(self.source) or self.source is None
-        if is_own and {old, new} == {"ltr", "rtl"}:
-            values["dir"] = new
-        return with_values(raw, values)
+def in_head(source: str, change: LanguageChange) -> str:
+    """A text whose front matter or header names the target's language if it names one."""
+    head = _HEAD.match(source)
+    if not head:
+        return source
+    named = _FIELD.sub(lambda field: field[1] + change.new(field[2]), head[0])
+    return named + source[head.end() :]

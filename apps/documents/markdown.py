@@ -13,6 +13,7 @@ import regex
 
 from apps.documents.document import Document, Passage, Span, as_text, by_length, passage
 from apps.documents.inline import STAND_IN, Event, paragraphs_of
+from apps.documents.language import in_head
 from apps.documents.markup import Markup, in_markup
 from apps.documents.paragraph import Paragraph
 from apps.documents.sentences import runs_on
@@ -70,7 +71,7 @@ def parse(data: bytes, bilingual: bool = False) -> Document:
                 note = _part(source, whole, start + 2, stop - 1)
                 notes += _paragraphs(note, parser, names)
     below = "<br/>{}".format if bilingual else None
-    markup = Markup(str, partial(_events, parser, names), _fit, _escaped, below)
+    markup = Markup(str, partial(_events, parser, names), _fit, _escaped, below, in_head)
     return in_markup(data, find, markup, hidden=notes)
 
 

@@ -12,9 +12,11 @@ from zipfile import ZipFile
 from apps.documents.check import Events, fault_of, outline_of, with_kept
 from apps.documents.document import (
     HIDDEN,
+    Change,
     Document,
     Fitted,
     Passage,
+    Relabel,
     Target,
     Targets,
     in_text,
@@ -41,7 +43,8 @@ class Markup:
     events: Events  # the parts of some markup, for the check
     lines: Callable[[Paragraph, str], list[str]] | None = None  # of markup, if spans are lines
     plain: Callable[[str], str] | None = None  # writes a text that has no markup, whatever it says
-    below: Callable[[str], str] | None = None  # makes a translation stand behind its source
+    below: Callable[[str, Change], str] | None = None  # makes a translation stand behind its source
+    relabel: Relabel | None = None  # makes what is written name its language
 
 
 def in_markup(
@@ -50,11 +53,13 @@ def in_markup(
     """A document of paragraphs with marks. Each is checked when it is written: what would lose some of its markup is written
     the plain way, and named. fields: `in_text`'s"""
     inside = replace(markup, escape=markup.plain or markup.escape)  # whose words must not end it
+    if not markup.below:
+        fields["relabel"] = markup.relabel
     return in_text(data, find, partial(_fit, markup), fit_hidden=partial(_fit, inside), **fields)
 
 
 def _fit(
-    markup: Markup, source: str, paragraph: Passage, text: str, targets: Targets
+    markup: Markup, source: str, paragraph: Passage, text: str, targets: Targets, change: Change
 ) -> Fitted | None:
     if text == paragraph.text:
         return None
@@ -65,7 +70,7 @@ def _fit(
     if targets is None:
         targets = targets_of([(paragraph.text, text)], paragraph.formatting, {})
     if markup.below and not paragraph.is_single:
-        return _with_source(markup, source, paragraph, text, targets)
+        return _with_source(markup, source, paragraph, text, targets, change)
     raw = paragraph.raw or "".join(source[start:stop] for start, stop in paragraph.spans)
     kept = {} if markup.lines else _kept(source, paragraph)
     before = outline_of(with_kept(markup.events, raw, kept))
@@ -95,7 +100,12 @@ def _fit(
 
 
 def _with_source(
-    markup: Markup, source: str, paragraph: Paragraph, text: str, targets: Sequence[Target]
+    markup: Markup,
+    source: str,
+    paragraph: Paragraph,
+    text: str,
+    targets: Sequence[Target],
+    change: Change,
 ) -> Fitted | None:
     """The source, and behind it the translation with what may be there twice: formatting, and what the text shows."""
     repeated = [
@@ -107,7 +117,8 @@ def _with_source(
     copy = replace(paragraph, marks=marks, ends=("", ""))
     raw = Writer(copy, paragraph.text, [mark.span for mark in marks], markup.escape).parts()[0]
     alone = replace(markup, below=None)
-    fitted = _fit(alone, source, replace(copy, raw=raw), text, [target for _, target in repeated])
+    kept = [target for _, target in repeated]
+    fitted = _fit(alone, source, replace(copy, raw=raw), text, kept, change)
     parts = [source[start:stop] for start, stop in paragraph.spans]
     if not fitted or fitted.parts == parts or not markup.below:
         return fitted
@@ -115,7 +126,7 @@ def _with_source(
         parts[0] = paragraph.ends[0] + parts[0]
     head = paragraph.ends[1]
     tail = paragraph.run.tail if paragraph.run and head else ""
-    parts[-1] += f"{tail}{markup.below(' '.join(filter(None, fitted.parts)))}{head}"
+    parts[-1] += f"{tail}{markup.below(' '.join(filter(None, fitted.parts)), change)}{head}"
     return fitted._replace(parts=parts)
 
 

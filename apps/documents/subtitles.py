@@ -18,6 +18,7 @@ from apps.documents.document import (
     passage,
 )
 from apps.documents.inline import Event, paragraphs_of
+from apps.documents.language import in_head
 from apps.documents.markup import Markup, in_markup
 from apps.documents.paragraph import Paragraph
 from apps.documents.sentences import BEGINS_LOWER, ENDED
@@ -63,7 +64,7 @@ def _parse(
     shown = [cue for cue in bare if cue.lines]
     passages = _passages(source, shown, 1 if cue_by_cue else _MAX_CUES)
     paragraphs = [each for passage in passages for each in _without_tags(passage, tag)]
-    markup = Markup(str, partial(_parts, tag), partial(_fit, tag))
+    markup = Markup(str, partial(_parts, tag), partial(_fit, tag), relabel=in_head)
     return in_markup(data, lambda _: paragraphs, markup, below=below, notes=notes)
 
 

@@ -5,7 +5,7 @@ import zlib
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -148,9 +148,6 @@ class Translator:
 
     def steps(self, document: Document) -> Task:
         """Translate a document, wherever its sentences are decoded; `finish` gets their rows."""
-        if document.for_change and self.target_lang and tag_of(self.target_lang):
-            change = LanguageChange(self.source_lang, bcp47(self.target_lang))
-            document = replace(document.for_change(change=change), strict=document.strict)
         passages = document.passages
         patterns = [keep_pattern(passage.placeholders) for passage in passages]
         pieces = [*map(self._pieces, passages, patterns)]
@@ -204,7 +201,7 @@ class Translator:
             targets.append(goes)
             is_lost = document.strict and changed(passage.text, text, pattern)
             texts.append(None if is_lost else text)
-        written = document.write(texts, targets)
+        written = document.write(texts, targets, self._change())
         for number, more in written.problems.items():
             lines[number].problems.extend(more)
         notes = [*document.notes, *written.notes]
@@ -216,6 +213,12 @@ class Translator:
         if written.plain:
             notes.append(f"{len(written.plain)} formatted words became plain")
         return Translation(written.data, lines, notes)
+
+    def _change(self) -> LanguageChange | None:
+        """What documents say of their language, and what translations do; None: nothing else, since it is not known."""
+        if self.target_lang and tag_of(self.target_lang):
+            return LanguageChange(self.source_lang, bcp47(self.target_lang))
+        return None
 
     def _pieces(self, passage: Passage, pattern: Pattern) -> list[str]:
         """The sentences of a passage, with the space after them."""

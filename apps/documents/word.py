@@ -12,7 +12,7 @@ from typing import Any
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from apps.documents.document import Document, Passage, as_text
+from apps.documents.document import Change, Document, Passage, as_text
 from apps.documents.inline import STAND_IN, Event, paragraphs_of
 from apps.documents.language import LanguageChange
 from apps.documents.markup import Markup, Parsers, in_archive, in_markup
@@ -63,24 +63,22 @@ def _parsers(options: Mapping[str, Any], files: Mapping[str, bytes]) -> Parsers:
     return {each.get("PartName", "")[1:]: partial(_part, **options) for each in shown}
 
 
-def _part(xml: bytes, bilingual: bool = False, change: LanguageChange | None = None) -> Document:
-    if change and not bilingual:
-        xml = _in_language(change, as_text(xml)).encode()
+def _part(xml: bytes, bilingual: bool = False) -> Document:
     reader = _PartReader(as_text(xml))
     run, text, look, ruby = (f"{reader.prefix.lower()}{name}" for name in ("r", "t", "rpr", "ruby"))
     marks = dict.fromkeys((run, text, ""), "run")  # may be split and joined; comments may be lost
     parts = partial(events_of, True, marks, (look, ruby), shown=text)
     line_break = f"<{reader.prefix}r><{reader.prefix}br/></{reader.prefix}r>"
 
-    def below(raw: str) -> str:
-        return line_break + (_in_language(change, raw) if change else raw)
+    def below(raw: str, change: Change) -> str:
+        return line_break + (_in_language(raw, change) if change else raw)
 
     written = partial(_written, reader.prefix)
-    markup = Markup(written, parts, below=below if bilingual else None)
+    markup = Markup(written, parts, below=below if bilingual else None, relabel=_in_language)
     return in_markup(xml, reader.paragraphs_in, markup, hidden=reader.attributes)
 
 
-def _in_language(change: LanguageChange, source: str) -> str:
+def _in_language(source: str, change: LanguageChange) -> str:
     """A part that names the target's language as its default and where it named the source's."""
     old, new = (_SCRIPTS.get(script_of(each), "val") for each in (change.source, change.target))
     defaults = source.rfind("docDefaults>")  # where these end, if they are here

@@ -159,7 +159,7 @@ class Translations:
         parts = list[tuple[list[int], Steps]]()
         for language in dict.fromkeys(language for language, _ in sources):
             numbers = [i for i, each in enumerate(sources) if each[0] == language]
-            some = joined([documents[i] for i in numbers], _as_json)
+            some = _with_own_labels(joined([documents[i] for i in numbers], _as_json))
             parts.append((numbers, await self.start(some, language, target, **options)))
         return _in_order(parts), sources
 
@@ -255,6 +255,11 @@ class Translations:
         if key not in self._stored:
             raise HTTPException(404, "there is no such document; each is kept for ten minutes")
         return self._stored[key]
+
+
+def _with_own_labels(texts: Document) -> Document:
+    """Texts of requests: what they say of their language stays."""
+    return replace(texts, write=lambda new, targets=None, _=None: texts.write(new, targets))
 
 
 async def _unchanged(document: Document) -> Steps:

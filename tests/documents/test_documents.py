@@ -89,9 +89,10 @@ def test_a_new_po_gets_its_languages_plural_forms(language, forms, texts, newlin
 @pytest.mark.parametrize("charset", ["utf8", "latin1", "windows-1252", "ASCII", "no-such"])
 def test_a_po_is_written_in_its_charset_or_says_that_it_is_not(charset):
     source = f'{HEAD}msgid "door"\nmsgstr ""\n'.replace("ASCII", charset)
-    document = read(Path("a.po"), source.encode()).for_change(change=LanguageChange(None, "de"))
+    document = read(Path("a.po"), source.encode())
+    change = LanguageChange(None, "de")
     for text in ("Tür", "дверь"):
-        data = document.write([text]).data
+        data = document.write([text], change=change).data
         is_latin = charset in ("latin1", "windows-1252") and text == "Tür"
         declared = charset if is_latin or charset in ("utf8", "no-such") else "UTF-8"
         assert f"charset={declared}\\n".encode() in data

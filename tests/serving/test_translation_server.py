@@ -198,14 +198,13 @@ msgstr[0] ""
 )
 def test_a_document_read_apart_is_the_same(name, data):
     there, here = read_apart(Path(name), data, lambda: None), read(Path(name), data)
-    if here.for_change and there.for_change:
-        change = LanguageChange("en", "pl")
-        there, here = (each.for_change(change=change) for each in (there, here))
+    change = LanguageChange("en", "pl")
     assert there.passages == here.passages and there.strict == here.strict
     targets = [[((0, 1), True)] * len(passage.formatting) for passage in here.passages]
     texts = [f"{i} new" for i in range(len(here.passages))]
-    assert there.write(texts, targets) == here.write(texts, targets)
-    assert here.write(texts, targets).data != data
+    written = here.write(texts, targets, change)
+    assert there.write(texts, targets, change) == written
+    assert written.data != data
 
 
 @pytest.mark.slow
