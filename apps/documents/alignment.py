@@ -14,12 +14,12 @@ import mlx.nn as nn
 import numpy as np
 import regex
 
+from apps.documents.document import Span
+from apps.documents.marks import Sentence
 from speculative.models.contract import padded
 from speculative.step.options import Options
 from speculative.text.text_side import check_prompt
 
-Span = tuple[int, int]
-Pair = tuple[str, str]  # a prompt and its text
 Reading = tuple[int, int]  # a decoder layer; 0: when it writes a token, 1: when it reads it
 
 _FADE = 0.97  # of what a text says, for each later one: 140 lines of rubbish count as 33
@@ -143,13 +143,13 @@ class Aligner:
         """The best so far."""
         return max(self.agreement, key=self.agreement.__getitem__)
 
-    def choose(self, pairs: Sequence[Pair]) -> None:
+    def choose(self, pairs: Sequence[Sentence]) -> None:
         """Choose the layer by these texts alone, for all that are aligned from now on; the first time only."""
         if not self._is_chosen:
             self.align(pairs)
             self._is_chosen = True
 
-    def align(self, pairs: Sequence[Pair], others: Iterable[Pair] = ()) -> list[Alignment]:
+    def align(self, pairs: Sequence[Sentence], others: Iterable[Sentence] = ()) -> list[Alignment]:
         """Align prompts with their texts, several in a call of the model. others: more texts of the run, for a choice from
         more than a few."""
         missing = 0 if self._is_chosen else max(0, _FEW - self._texts - len(pairs))
@@ -169,7 +169,7 @@ class Aligner:
         return [results[i][self.reading] for i in range(len(pairs))]
 
     def read(
-        self, pairs: Sequence[Pair], readings: Sequence[Reading]
+        self, pairs: Sequence[Sentence], readings: Sequence[Reading]
     ) -> Iterator[dict[Reading, Alignment]]:
         """The alignment of each pair by each of the readings, in one call of the model."""
         config = self._model.config

@@ -36,10 +36,10 @@ _BLOCKS = set(  # all others are within a sentence
     " meta nav noframes noscript ol optgroup option p param pre search section select source style summary table tbody td"
     " template tfoot th thead title tr track ul video".split()
 )
-_PHRASES = set(  # which may be plain
-    "abbr acronym b bdi bdo big cite data del dfn em font i ins label mark nobr q s small span strike strong sub sup time u"
-    "".split()
-)
+# Kinds of marks; all others are "element". The check alone sees inside of what is read as one text.
+_PHRASES = "abbr acronym b bdi bdo big cite data del dfn em font i ins label mark nobr q s small span strike strong sub sup time u"
+_MARKS = dict.fromkeys(_PHRASES.split(), "look") | {"a": "link"}
+_CHECKED = _MARKS | {"ruby": "run", "rb": "run"}
 # What stays, with what it shows in the text: elements, and classes and roles
 _STAYS = {
     **dict.fromkeys("audio iframe object pre script style svg template textarea video".split(), ""),
@@ -50,7 +50,6 @@ _STAYING_CLASSES = {
     **dict.fromkeys("katex katex-display mathjax mathjax_display mathjax_svg".split(), STAND_IN),
     **dict.fromkeys("mathjax_chtml notranslate".split(), STAND_IN),
 }
-_CHECKED = dict.fromkeys(_PHRASES, "look") | dict.fromkeys(("ruby", "rb"), "run")
 _READING = re.compile(r"(?i)<(rt|rp)\b[^>]*>[^<]*</\1\s*>|<[^>]*>")
 _NOTE = re.compile(r"[\[(]\s*(?:\d{1,3}|[a-z]|[*†‡§¶↩↑]+)\s*[\])]|\d{1,3}|[*†‡§¶↩↑^]*")
 _SHORT = 24  # tokens: longer elements are no notes
@@ -294,9 +293,7 @@ class _PageReader:
         place = Event("anchor", token.start, token.stop)
         if token.name == "br" and self.is_html:
             return place._replace(kind="break", words=" ")
-        mark = "look" if token.name in _PHRASES else "element"
-        if token.name == "a":
-            mark = "link"
+        mark = _MARKS.get(token.name, "element")
         return place._replace(kind=token.kind, name=token.name, mark=mark)
 
 

@@ -8,7 +8,7 @@ import regex
 
 from apps.documents.document import Span, Target
 
-Sentence = tuple[str, str]  # with its translation
+Sentence = tuple[str, str]  # a prompt with its text
 Align = Callable[[Span], Target]  # where words of a sentence are in its translation
 # Not within a stand-in such as {1}
 _BOUNDARY = regex.compile(r"(?w)(?:\b|(?=['’])|(?<=['’]))(?!(?<=\{\d{0,4})\d{0,4}\})|^|$")  # noqa: RUF001
