@@ -74,15 +74,11 @@ def parse(data: bytes, fuzzy: bool = True, change: Change = None) -> Document:
             return document.write(texts)
         # Its language may have other forms of plurals, of the same texts.
         new = parse(data, fuzzy, change)
-        by_source = dict(zip(map(_wanted, document.passages), texts, strict=True))
-        return new.write([by_source.get(_wanted(each)) for each in new.passages])
+        asked = [(each.text, each.placeholders) for each in document.passages]
+        known = dict(zip(asked, texts, strict=True))
+        return new.write([known.get((each.text, each.placeholders)) for each in new.passages])
 
     return replace(document, write=write)
-
-
-def _wanted(message: Passage) -> tuple[str, str]:
-    """What a message's translation depends on."""
-    return message.text, message.placeholders
 
 
 def _messages(source: str, fuzzy: bool, change: Change) -> Iterator[Passage]:

@@ -18,7 +18,6 @@ from apps.documents.markup import Markup, Parsers, in_archive, in_markup
 from apps.documents.paragraph import Paragraph
 from apps.documents.sentences import ADDRESS
 from apps.documents.tags import (
-    Token,
     attributes_in,
     attributes_of,
     ends_of,
@@ -180,7 +179,7 @@ class _PageReader:
         self.ends = ends_of(self.tokens)
         self.wholes = dict[int, Event]()  # by the number of their first tag
         self.attributes = list[Passage]()  # that are read
-        self.labels = list[Token]()  # tags that name a language or its direction, or should
+        self.labels = list[Event]()  # tags that name a language or its direction, or should
         self._find_wholes()
 
     def named(self, names: Collection[str]) -> set[int]:
@@ -289,12 +288,10 @@ class _PageReader:
             return STAND_IN
         return "" if _NOTE.fullmatch(words) else None
 
-    def _event(self, token: Token) -> Event:
-        place = Event("anchor", token.start, token.stop)
+    def _event(self, token: Event) -> Event:
         if token.name == "br" and self.is_html:
-            return place._replace(kind="break", words=" ")
-        mark = _MARKS.get(token.name, "element")
-        return place._replace(kind=token.kind, name=token.name, mark=mark)
+            return token._replace(kind="break", words=" ")
+        return token._replace(mark=_MARKS.get(token.name, "element"))
 
 
 def _in_tag(raw: str, change: LanguageChange, added: str = "") -> str:

@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import unescape
 from types import MappingProxyType
-from typing import NamedTuple
 from xml.parsers import expat
 
 from apps.documents.document import Passage, Span
@@ -29,28 +28,20 @@ _RAW_TEXT = set("iframe noembed noframes script style textarea xmp".split())  # 
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
-class Token(NamedTuple):
-    """A part of a source, with where it is."""
-
-    kind: str  # "open", "close"; "text"; or "anchor", such as an empty element or a comment
-    start: int
-    stop: int
-    name: str = ""  # an element's, in lower case
-
-
-def html_tokens(source: str, is_xml: bool = False) -> Iterator[Token]:
-    """The tags of HTML, or of XML as far as it can be read, and the text between them."""
+def html_tokens(source: str, is_xml: bool = False) -> Iterator[Event]:
+    """The tags of HTML, or of XML as far as it can be read, with their names in lower case, and the text between them. What is
+    neither text nor opens or closes an element is an anchor, such as an empty element or a comment."""
     position = 0
     while tag := _TAG.search(source, position):
         start, end = tag.span()
         if position < start:
-            yield Token("text", position, start)
+            yield Event("text", position, start)
         position = end
         name = (tag["name"] or "").lower()
         kind = "open"
         if tag.lastgroup in ("open_comment", "open_cdata", "open_tag"):
             position = len(source)
-            yield Token("anchor", start, position)
+            yield Event("anchor", start, position)
             return
         if is_xml and tag.lastgroup == "cdata":
             kind = "text"
@@ -60,13 +51,13 @@ def html_tokens(source: str, is_xml: bool = False) -> Iterator[Token]:
             kind = "close"
         elif name in VOID or (is_xml and source[end - 2] == "/"):
             kind = "anchor"
-        yield Token(kind, start, end, name)
+        yield Event(kind, start, end, name=name)
         if kind == "open" and name in _RAW_TEXT:
             close = re.compile(rf"(?i)</{name}(?=[\s/>])").search(source, end)
             position = close.start() if close else len(source)
-            yield Token("anchor", end, position)
+            yield Event("anchor", end, position)
     if position < len(source):
-        yield Token("text", position, len(source))
+        yield Event("text", position, len(source))
 
 
 def words_of(raw: str) -> str:
@@ -104,7 +95,7 @@ def attributes_in(source: str, tag: Span, names: Collection[str]) -> Iterator[Pa
             yield Passage(unescape(match[3]), (match.span(3),))
 
 
-def ends_of(tokens: Sequence[Token]) -> dict[int, int]:
+def ends_of(tokens: Sequence[Event]) -> dict[int, int]:
     """The ends of elements that are closed: the number of an opening tag's token -> its closing tag's."""
     opened = dict[str, list[int]]()
     ends = dict[int, int]()
@@ -127,15 +118,14 @@ def events_of(
     for number, token in enumerate(tokens):
         if number < after:
             continue
-        kind, start, stop, name = token
-        if name in hidden:
+        part = raw[token.start : token.stop]
+        if token.name in hidden:
             after = ends.get(number, number) + 1
-        elif kind != "text":
-            mark = marks.get(name, "element")
-            yield Event(kind, start, stop, name=name, mark=mark, raw=raw[start:stop])
+        elif token.kind != "text":
+            yield token._replace(mark=marks.get(token.name, "element"), raw=part)
         elif shown in ("", opened):
-            yield Event("text", start, stop, words_of(raw[start:stop]))
-        opened = name
+            yield token._replace(words=words_of(part))
+        opened = token.name
 
 
 @dataclass(slots=True)
