@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from apps.documents import gettext, html, markdown, plain, subtitles, word
+from apps.documents import epub, gettext, html, markdown, plain, subtitles, word
 from apps.documents.document import Document
 from apps.documents.encodings import decoded
 from speculative.common.errors import InputError, first_line
@@ -20,7 +20,7 @@ _PARSERS: dict[Callable[[bytes], Document], str] = {
     word.parse: ".docx",
     html.parse: ".html .htm",
     html.parse_xhtml: ".xhtml",
-    html.parse_epub: ".epub",
+    epub.parse: ".epub",
     gettext.parse: ".po .pot",
     subtitles.parse: ".srt .vtt",
     subtitles.parse_ass: ".ass .ssa",

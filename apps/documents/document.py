@@ -50,9 +50,9 @@ class Written:
 class Document:
     """A document in some format.
 
-    write(texts, targets=None, change=None): the document with a text for each passage; None keeps a passage as it is
-        targets: of each passage's formatting; None: at the same words or the same place
-        change: the `LanguageChange` that what names the document's language follows; None: all of that stays
+    write: of texts, targets and a change, the document with a text for each passage; None keeps a passage as it is. targets:
+        of each passage's formatting; without them it is at the same words or the same place. change: of the language that
+        the document names; without one it names the same
     """
 
     passages: Sequence[Passage]

@@ -1,20 +1,16 @@
-"""HTML and EPUB: the text between the tags. Tags, scripts, styles, code and what is not to be translated stay."""
+"""HTML: the text between the tags. Tags, scripts, styles, code and what is not to be translated stay."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from html import escape
-from posixpath import dirname, join, normpath
 from typing import Any
-from urllib.parse import unquote
-from xml.etree import ElementTree
 
-from apps.documents.document import Change, Document, Passage, Span, as_text, edited, in_text
-from apps.documents.encodings import decoded
+from apps.documents.document import Change, Document, Passage, Span, as_text, edited
 from apps.documents.inline import STAND_IN, Event, paragraphs_of
 from apps.documents.language import LanguageChange
-from apps.documents.markup import Markup, Parsers, in_archive, in_markup
+from apps.documents.markup import Markup, in_markup
 from apps.documents.paragraph import Paragraph
 from apps.documents.sentences import ADDRESS
 from apps.documents.tags import (
@@ -26,7 +22,6 @@ from apps.documents.tags import (
     with_values,
     words_of,
 )
-from speculative.common.errors import InputError
 from speculative.text.languages import direction
 
 _BLOCKS = set(  # all others are within a sentence
@@ -60,10 +55,6 @@ _READ = {"alt", "title", "aria-label", "placeholder"}
 _SINGLE = {"title", "nav", "option"}  # where no source stands beside its translation
 _LANGUAGE = {False: "lang", True: "xml:lang"}  # the attribute of HTML and of XML
 _LABEL = re.compile(r"(?i)\s(?:(?:xml:)?lang|dir)\s*=")
-_DC_LANGUAGE = re.compile(r"(<dc:language\b[^<>]*>\s*)([^<\s]+)")
-_SPINE = re.compile(r"""(?s)<package\b[^>]*\sversion\s*=\s*["']3.*(<spine\b[^>]*>)""")  # of EPUB 3
-_ENCRYPTED = "META-INF/encryption.xml"
-_FONT = b"http://www.idpf.org/2008/embedding", b"http://ns.adobe.com/pdf/enc#RC"  # only fonts
 
 
 def parse(data: bytes, **options: Any) -> Document:
@@ -122,49 +113,6 @@ parse_xhtml = partial(_page, is_xml=True)
 
 def _shown(raw: str) -> str:
     return _SPACES.sub(" ", words_of(raw)).replace("\xad", "")
-
-
-def parse_epub(data: bytes, **options: Any) -> Document:
-    return in_archive(data, partial(_parsers, options))
-
-
-def _parsers(options: Mapping[str, Any], files: Mapping[str, bytes]) -> Parsers:
-    """Those of the texts and the table of contents, which the package lists, and of the package."""
-    encrypted = files.get(_ENCRYPTED, b"")
-    if encrypted.count(b"<EncryptionMethod") > sum(map(encrypted.count, _FONT)):
-        raise InputError("this book is encrypted (DRM)")
-    parsers = dict[str, Any]()
-    for package in (name for name in files if name.endswith(".opf")):
-        for item in ElementTree.fromstring(files[package]).iter():
-            parse = _CHAPTERS.get(item.get("media-type", ""))
-            if parse:
-                path = join(dirname(package), unquote(item.get("href", "")))
-                parsers[normpath(path)] = partial(parse, **options)
-                if not options.get("bilingual"):
-                    parsers[package] = _package
-    in_utf8 = partial(decoded, lacking="xmlcharrefreplace")
-    return {name: partial(in_utf8, parse) for name, parse in parsers.items()}
-
-
-_CHAPTERS: dict[str, Any] = dict.fromkeys(("application/xhtml+xml", "text/html"), parse_xhtml)
-_CHAPTERS["application/x-dtbncx+xml"] = partial(parse_xml, stays=["docauthor"])
-
-
-def _package(data: bytes) -> Document:
-    """A book's package, which has no texts but names the language."""
-    return in_text(data, lambda _: (), relabel=_package_in_language)
-
-
-def _package_in_language(source: str, change: LanguageChange) -> str:
-    named = _DC_LANGUAGE.search(source)
-    if not named:
-        return source
-    source = _DC_LANGUAGE.sub(rf"\g<1>{change.new(named[2])}", source, 1)
-    spine = _SPINE.search(source)
-    if spine and direction(change.source or named[2]) != direction(change.target):
-        values = {"page-progression-direction": direction(change.target)}
-        source = source.replace(spine[1], with_values(spine[1], values))
-    return source
 
 
 class _PageReader:

@@ -1,13 +1,10 @@
-"""Documents of paragraphs with marks, alone or in archives."""
+"""Documents of paragraphs with marks: each is checked when it is written."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
-from io import BytesIO
-from pathlib import Path
-from zipfile import ZipFile
 
 from apps.documents.check import Events, fault_of, outline_of, with_kept
 from apps.documents.document import (
@@ -20,19 +17,15 @@ from apps.documents.document import (
     Target,
     Targets,
     in_text,
-    joined,
 )
 from apps.documents.inline import STAND_IN
 from apps.documents.marks import targets_of
 from apps.documents.paragraph import Paragraph, Writer, lost_marks, placed, plain_spans
-from speculative.common.errors import InputError, errors_name
 
 _ONCE = re.compile(  # names in tags, notes and bookmarks
     r"""\s(?:xml:)?(?:id|name)\s*=\s*(?:"[^"]*"|'[^']*'|[^\s<>]+)(?=[^<>]*>)"""
     r"|<[\w.-]+:(?:footnote|endnote|annotation|comment|bookmark)\w+\b[^<>]*>"
 )
-Parsers = dict[str, Callable[[bytes], Document]]  # of the files with text in an archive
-MAX_UNPACKED = 1 << 29  # bytes of an archive
 
 
 @dataclass(frozen=True)
@@ -148,33 +141,3 @@ def _kept(source: str, paragraph: Paragraph) -> Mapping[str, str]:
             if shown:
                 kept[_repeatable(raw)] = shown
     return kept
-
-
-def in_archive(
-    data: bytes,
-    parsers_of: Callable[[Mapping[str, bytes]], Parsers],
-    notes_of: Callable[[Mapping[str, bytes]], Sequence[str]] = lambda files: (),
-) -> Document:
-    """The document in a zip archive. notes_of: what a reader should know of all files"""
-    with ZipFile(BytesIO(data)) as archive:
-        if sum(file.file_size for file in archive.infolist()) > MAX_UNPACKED:
-            raise InputError(f"it unpacks to more than {MAX_UNPACKED >> 20} MB")
-        files = archive.infolist()
-        contents = {file.filename: archive.read(file) for file in files}
-    parsers = parsers_of(contents)
-    if not parsers:
-        raise InputError("there is no text in it")
-    parts = dict[str, Document]()
-    for name in filter(parsers.__contains__, contents):
-        with errors_name(Path(name.rpartition("/")[2])):
-            parts[name] = parsers[name](contents[name])
-
-    def assemble(written: Sequence[bytes]) -> bytes:
-        new = dict(zip(parts, written, strict=True))
-        output = BytesIO()
-        with ZipFile(output, "w") as archive:
-            for file in files:
-                archive.writestr(file, new.get(file.filename, contents[file.filename]))
-        return output.getvalue()
-
-    return joined([*parts.values()], assemble, notes_of(contents))

@@ -1,15 +1,11 @@
-"""Tags of HTML and XML, with their places in the source."""
+"""Tags of markup, with their places in the source."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from html import unescape
-from types import MappingProxyType
-from xml.parsers import expat
 
 from apps.documents.document import Passage, Span
 from apps.documents.inline import Event
-from speculative.common.errors import InputError
 
 # As HTML's standard reads them: quotes count behind an equals sign. Not by html.parser, which takes quadratic time.
 _TAG = re.compile(
@@ -21,11 +17,8 @@ _TAG = re.compile(
 _ATTRIBUTE = re.compile(  # its name, the quote around its value, and this
     r"""([^\s"'>/=]++)(?:\s*+=\s*+(["']?+)((?<=")[^"]*+|(?<=')[^']*+|[^\s"'>]++)\2)?+"""
 )
-_REST_OF_TAG = re.compile(r"""(?:[^>"']|"[^"]*"|'[^']*')*+>""")
-_NOT_ASCII = re.compile(r"[^\0-\x7f]")
 VOID = set("area base br col embed hr img input link meta param source track wbr".split())
 _RAW_TEXT = set("iframe noembed noframes script style textarea xmp".split())  # no tags in them
-_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def html_tokens(source: str, is_xml: bool = False) -> Iterator[Event]:
@@ -126,55 +119,3 @@ def events_of(
         elif shown in ("", opened):
             yield token._replace(words=words_of(part))
         opened = token.name
-
-
-@dataclass(slots=True)
-class Element:
-    """An element of XML, and where it and its content are in the source. name: its namespace, a space and the local name"""
-
-    name: str
-    attributes: Mapping[str, str]
-    start: int
-    inner: int
-    end: int = 0
-    stop: int = 0
-    children: list["Element"] = field(default_factory=list)
-
-    def iter(self) -> Iterator["Element"]:
-        """It and all in it, in the source's order."""
-        waiting = [self]
-        while waiting:
-            element = waiting.pop()
-            yield element
-            waiting += reversed(element.children)
-
-
-def xml_tree(source: str) -> Element:
-    """Some XML; its root is the only child. InputError if it is not well-formed, or has a document type and with it entities."""
-    if "<!DOCTYPE" in source:
-        raise InputError("it has a document type")
-    parser = expat.ParserCreate("us-ascii", " ")
-    opened = [Element("", _NONE, 0, 0)]
-    shift = len(source) - len(source.lstrip("\ufeff"))
-
-    def begin(name: str, attributes: Mapping[str, str]) -> None:
-        start = parser.CurrentByteIndex + shift
-        rest = _REST_OF_TAG.match(source, start)
-        assert rest
-        element = Element(name, attributes or _NONE, start, rest.end())
-        opened[-1].children.append(element)
-        opened.append(element)
-
-    def end(_: str) -> None:
-        element = opened.pop()
-        element.end = element.stop = parser.CurrentByteIndex + shift
-        if not source.endswith("/>", element.start, element.inner):
-            element.stop = source.index(">", element.end) + 1
-
-    parser.StartElementHandler = begin
-    parser.EndElementHandler = end
-    try:
-        parser.Parse(_NOT_ASCII.sub("_", source[shift:]), True)  # so that bytes are characters
-    except expat.ExpatError as error:
-        raise InputError(str(error)) from None
-    return opened[0]

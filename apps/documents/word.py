@@ -12,19 +12,19 @@ from typing import Any
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
+from apps.documents.archive import Parsers, in_archive
 from apps.documents.document import Change, Document, Passage, as_text
 from apps.documents.inline import STAND_IN, Event, paragraphs_of
 from apps.documents.language import LanguageChange
-from apps.documents.markup import Markup, Parsers, in_archive, in_markup
+from apps.documents.markup import Markup, in_markup
 from apps.documents.paragraph import Paragraph, Run
 from apps.documents.tags import (
-    Element,
     attributes_in,
     attributes_of,
     events_of,
     with_values,
-    xml_tree,
 )
+from apps.documents.xml_tree import Element, xml_tree
 from speculative.text.languages import direction, script_of
 
 _PARTS = re.compile(  # content types
