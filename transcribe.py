@@ -14,9 +14,10 @@ from typing import Any
 
 from apps.cli import cli
 from apps.cli.flags import add_options, add_shared, check_apart, check_models, note_unused
+from apps.cli.live_transcript import transcribe_live
 from apps.cli.models import Models
-from apps.cli.transcripts import AudioFiles, open_transcriber, transcribe_live
-from apps.speech.formats import FORMATS, Output
+from apps.cli.transcripts import AudioFiles, Output, open_transcriber
+from apps.speech.formats import FORMATS
 from apps.speech.options import Layout, TranscribeOptions
 from apps.speech.reference import parse
 from decoder import BATCH_SIZE

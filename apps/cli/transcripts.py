@@ -1,14 +1,12 @@
 """Transcripts on the terminal: printed in the order of their files or while somebody speaks, written, and summed up."""
 
-import shutil
-import signal
-import sys
+import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from queue import SimpleQueue
+from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
@@ -18,23 +16,21 @@ from apps.cli.display import Summary
 from apps.cli.models import Models, learning_draft, note_types
 from apps.speech import audio
 from apps.speech.audio import RATE
-from apps.speech.formats import Output, lines
-from apps.speech.live.live import Heard
-from apps.speech.options import TranscribeOptions
+from apps.speech.formats import FORMATS, lines
+from apps.speech.options import Layout, TranscribeOptions
 from apps.speech.segments import Segment, Transcript
 from apps.speech.transcriber import Transcriber
 from decoder import SpeculativeDecoder
 from speculative.checkpoints.folder import stamp
 from speculative.common.errors import InputError
+from speculative.common.files import check_free, hidden, replacing
 from speculative.common.reporting import reporter
 from speculative.models.loading import find
-from speculative.step.driver import Task, result_of
+from speculative.step.driver import Task
 from speculative.step.journal import RowJournal, kept
 from speculative.step.row import Stats
-from speculative.text import cues
 
 WINDOW_SECONDS = 28  # about what a window's text covers
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def open_transcriber(models: Models, drafts: bool, serves: bool = False) -> Transcriber:
@@ -48,6 +44,74 @@ def open_transcriber(models: Models, drafts: bool, serves: bool = False) -> Tran
             transcriber.decoder = SpeculativeDecoder(model, transcriber.tokenizer, draft)
     note_types(model, transcriber.decoder.draft_model)
     return transcriber
+
+
+@dataclass(frozen=True)
+class Output:
+    """The folder and format of transcripts."""
+
+    format: str  # one of FORMATS, or all
+    folder: Path | None  # None: they are printed
+    layout: Layout
+    force: bool = False  # replace files that exist
+    resume: bool = False  # write only those that do not
+
+    @property
+    def streamed(self) -> bool:
+        """Whether segments are printed as they come."""
+        return self.format == "txt" and not self.folder
+
+    @property
+    def formats(self) -> list[str]:
+        return [*FORMATS] if self.format == "all" else [self.format]
+
+    def base(self, name: str) -> Path:
+        """The files of this name, without their formats. What is decoded is in its journal until they are written."""
+        return Path(f"{self.folder}/{name}")
+
+    def files(self, name: str) -> dict[str, Path]:
+        """The files of this name, by format, but with `resume` only those that do not exist."""
+        files = {each: Path(f"{self.base(name)}.{each}") for each in self.formats}
+        if self.resume and not self.force:
+            files = {each: path for each, path in files.items() if not path.is_file()}
+        return files
+
+    def check(self, name: str) -> bool:
+        """Whether there is a file to write. InputError if one may not be replaced, OSError if one cannot be written."""
+        files = self.files(name)
+        for path in files.values():
+            if not path.is_dir():
+                check_free(path, self.force)
+                path.open("ab").close()
+                if not path.stat().st_size:
+                    path.unlink()
+        return bool(files)
+
+    def write(self, transcript: Transcript, name: str) -> Iterator[tuple[str, str]]:
+        """Write each file whole or not at all; yield the reason and the text of each that could not be written."""
+        for each, path in self.files(name).items():
+            text = FORMATS[each](transcript, self.layout)
+            try:
+                with replacing(path, self.force) as partial:
+                    partial.write_text(text, encoding="utf-8")
+            except OSError as error:
+                yield f"{path}: {error.strerror}", text
+            except InputError as error:
+                yield str(error), text
+        hidden(self.base(name), "journal").unlink(missing_ok=True)
+
+    def text(self, transcript: Transcript, title: str | None) -> str:
+        """The text to print of a transcript at its end, with a title if it is one of several."""
+        if self.streamed or self.folder:
+            return ""
+        text = FORMATS[self.format](transcript, self.layout)
+        if not text or title is None:
+            return text
+        if self.format == "json":
+            return json.dumps({"file": title} | json.loads(text), ensure_ascii=False) + "\n"
+        if self.format == "vtt":
+            return text.replace("WEBVTT", f"NOTE {title}", 1)
+        return f"{title}:\n{text}"
 
 
 @dataclass
@@ -159,57 +223,3 @@ def print_summary(summary: Summary, played: float) -> None:
     summary.peak_memory = mx.get_peak_memory() / 1e9
     for line in (f"{played:.1f} s of audio in {seconds:.1f} s", *summary.lines()):
         reporter.note(line)
-
-
-def transcribe_live(
-    transcriber: Transcriber,
-    source: str,
-    name: str,
-    device: str | None,
-    options: TranscribeOptions,
-    output: Output,
-    verbose: bool,
-) -> None:
-    """Transcribe what arrives until it ends or a signal comes: txt to stdout word by word, or on a terminal by lines, with
-    the words that may still change below them. Files are written after each utterance."""
-    line = ""
-    is_terminal = sys.stderr.isatty() and (sys.stdout.isatty() or not output.streamed)
-
-    def show(heard: Heard) -> None:
-        nonlocal line, output
-        new = heard.text if line else heard.text.lstrip()
-        if output.layout.times and new and not line:
-            new = f"[{cues.stamp(heard.start, False, '.')}] {new}"
-        line += new
-        ended = heard.end is not None
-        if is_terminal:
-            width = shutil.get_terminal_size().columns - 1
-            shown = "" if ended else (line + heard.rest).strip()[-width:]
-            print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
-            new = line if ended else ""
-        if output.streamed:
-            cli.write(new, end="\n" if ended and line else "")
-        writes = ended and line and output.folder  # what cannot be written is printed at the end
-        if writes and not list(output.write(live.transcript(), name)):
-            output = replace(output, force=True)  # they are its own
-        if ended:
-            line = ""
-
-    def stop(number: int, _) -> None:
-        pieces.put(None)
-        signal.signal(number, befores[signal.Signals(number)])  # the second time, at once
-
-    summary = Summary(unit="windows")
-    pieces = SimpleQueue[audio.Piece]()
-    source = audio.listen(source, pieces, device)
-    befores = {number: signal.signal(number, stop) for number in _SIGNALS}
-    reporter.note("listening; Ctrl-C ends it")
-    live = transcriber.live(options, show)
-    transcript = result_of(transcriber.transcribe_all([live.listen(pieces)], options, 1))
-    if not write_files(output, transcript, name):
-        raise InputError("the transcript could not be written")
-    cli.write(output.text(transcript, None), end="")
-    if verbose:
-        summary.texts = len(transcript.segments)
-        summary.stats = transcript.stats
-        print_summary(summary, transcript.duration)

@@ -17,8 +17,9 @@ from apps.serving.audio import Speech
 from apps.serving.bodies import parse, validated
 from apps.serving.engine import Refused
 from apps.serving.transport import ERRORS, error_body, failure_of, working
-from apps.speech.audio import check_length, from_ulaw, resampler
+from apps.speech.audio import check_length
 from apps.speech.live.live import PAUSE, Heard
+from apps.speech.live.samples import from_ulaw, resampler
 from apps.speech.options import TranscribeOptions
 from apps.speech.transcriber import Transcriber
 from speculative.common.errors import InputError

@@ -29,7 +29,8 @@ from apps.serving.engine import Engine, Refused
 from apps.serving.gate import Gate, Limits
 from apps.serving.transport import BODY_SECONDS, MAX_BODY, RowStep, form_of, read_body, working
 from speculative.common.errors import InputError
-from speculative.text.languages import LanguageDetector, short, tag_of
+from speculative.text.language_detector import LanguageDetector
+from speculative.text.languages import short, tag_of
 
 # LibreTranslate's languages, for a model that may know any
 _COMMON = (

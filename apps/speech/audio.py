@@ -1,19 +1,12 @@
-"""Reads sound files: with PyAV, which brings FFmpeg, nearly all of them; without it 16 kHz wav. And Whisper's features
-of a sound: log-mel spectrograms (Radford et al. 2022, arXiv 2212.04356, section 2.2), in NumPy."""
+"""Reads sound files: with PyAV, which brings FFmpeg, nearly all of them; without it 16 kHz wav."""
 
 import io
 import math
-import os
-import re
 import sys
-import threading
-import time
 import wave
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
-from itertools import chain, groupby
+from itertools import groupby
 from operator import attrgetter
-from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -29,23 +22,12 @@ except ImportError:
     av = None  # type: ignore[assignment]
 
 RATE = 16_000  # samples a second
-HOP = 160  # samples from one frame to the next
-FRAMES = RATE // HOP  # per second
-_WIDTH = 400  # samples of a frame
-_BLOCK = 6_000  # frames to transform together
-
 _HOLE = 0.1  # seconds without sound that silence stands in for; less is rounding
 _JUMP = 10  # seconds that are no hole where clocks may be set anew, as in broadcasts
 _EARLY = 1.0  # seconds by which a sound may be shorter than its file says
 
-_WITHOUT = "can be read without PyAV: pip install -r requirements-audio.txt"
-_WAITING = 32  # pieces of standard input, of 2 s, that wait to be transcribed
-_CONTAINER = re.compile(
-    rb"RIFF....WAVE|OggS|fLaC|ID3|\xff[\xf2\xf3\xfa\xfb][\x10-\xe8]|....ftyp|\x1aE\xdf\xa3|FORM....AIF",
-    re.S,
-)
+WITHOUT_AV = "can be read without PyAV: pip install -r requirements-audio.txt"
 
-Piece = np.ndarray | InputError | None  # samples, why there are none, or the end
 Report = Callable[[str], None]
 Check = Callable[[float], None]
 
@@ -53,79 +35,6 @@ Check = Callable[[float], None]
 def pcm(data: bytes) -> np.ndarray:
     """The samples of 16 bits each, little-endian."""
     return np.divide(np.frombuffer(data, "<i2"), 32768, dtype=np.float32)
-
-
-def from_ulaw(data: bytes) -> bytes:
-    """16-bit samples of 8-bit ones in G.711's mu-law."""
-    codes = ~np.frombuffer(data, np.uint8).astype(np.int32) & 0xFF
-    sizes = (((codes & 0x0F) << 3) + 132 << (codes >> 4 & 0x07)) - 132
-    return np.where(codes & 0x80, -sizes, sizes).astype("<i2").tobytes()
-
-
-def resampler(rate: int) -> Callable[[bytes], np.ndarray]:
-    """Makes samples at RATE of 16-bit ones at another rate, piece by piece. Raises InputError without PyAV."""
-    if rate == RATE:
-        return pcm
-    if av is None:
-        raise InputError(f"only {RATE} samples a second {_WITHOUT}")
-    made = av.AudioResampler("s16p", "mono", RATE)
-
-    def resampled(data: bytes) -> np.ndarray:
-        if not data:  # an empty frame ends the process
-            return pcm(data)
-        frame = av.AudioFrame.from_ndarray(np.frombuffer(data, "<i2")[None], "s16p", "mono")
-        frame.sample_rate = rate
-        return pcm(b"".join(_samples(made, frame)))
-
-    return resampled
-
-
-def listen(source: str, pieces: SimpleQueue[Piece], device: str | None = None) -> Any:
-    """Begin to put samples into `pieces` as they arrive, and None at their end: from standard input ("-", raw PCM as in
-    `pcm`) or a microphone, by name or number (None: the default one). Keep what is returned. InputError without one."""
-    if source == "-":
-        thread = threading.Thread(target=_read_stdin, args=[pieces], daemon=True)
-        thread.start()
-        return thread
-    try:
-        import sounddevice  # type: ignore[import-untyped]
-    except (ImportError, OSError) as error:
-        needed = "the microphone needs sounddevice: pip install sounddevice"
-        raise InputError(f"{needed} ({error})") from None
-    try:
-        number = int(device) if device and device.isdecimal() else device
-        rate = RATE
-        if av:
-            rate = round(sounddevice.query_devices(number, "input")["default_samplerate"])
-        samples = resampler(rate)
-
-        def take(data: Any, *_: Any) -> None:
-            pieces.put(samples(bytes(data)))
-
-        stream = sounddevice.RawInputStream(
-            rate, device=number, channels=1, dtype="int16", callback=take
-        )
-        stream.start()
-    except (sounddevice.PortAudioError, ValueError) as error:
-        raise InputError(f"no microphone: {error}") from None
-    return stream
-
-
-def _read_stdin(pieces: SimpleQueue[Piece]) -> None:
-    blocks = iter(partial(os.read, sys.stdin.fileno(), 1 << 16), b"")
-    data = next(blocks, b"")
-    if _CONTAINER.match(data):
-        ffmpeg = "ffmpeg -i FILE -f s16le -ac 1 -ar 16000 - | transcribe.py --live -"
-        pieces.put(InputError(f"standard input is an audio file, not raw PCM: use {ffmpeg}"))
-        return
-    for block in chain([b""], blocks):
-        data += block
-        whole = len(data) // 2 * 2
-        pieces.put(pcm(data[:whole]))
-        data = data[whole:]
-        while pieces.qsize() > _WAITING:
-            time.sleep(0.05)
-    pieces.put(None)
 
 
 def check_length(seconds: float, longest: float = 24 * 3600) -> None:
@@ -271,11 +180,11 @@ def _resampled(frames: Iterator[tuple[float, Any]], layout: Any) -> Iterator[byt
         resampler = av.AudioResampler("s16p", layout, RATE)
         for silence, frame in alike:
             yield bytes(2 * layout.nb_channels * round(silence * RATE))
-            yield from _samples(resampler, frame)
-        yield from _samples(resampler, None)
+            yield from samples_of(resampler, frame)
+        yield from samples_of(resampler, None)
 
 
-def _samples(resampler: Any, frame: Any) -> Iterator[bytes]:
+def samples_of(resampler: Any, frame: Any) -> Iterator[bytes]:
     """The samples that come of a frame; None: of the end."""
     for part in resampler.resample(frame):
         yield part.to_ndarray().T.tobytes()
@@ -290,39 +199,6 @@ def _from_wav(file: BinaryIO) -> np.ndarray:
                 raise wave.Error
             data = sound.readframes(sound.getnframes())
     except (wave.Error, EOFError, RuntimeError):
-        raise InputError(f"only {RATE} Hz wav of 16 bits {_WITHOUT}") from None
+        raise InputError(f"only {RATE} Hz wav of 16 bits {WITHOUT_AV}") from None
     whole = len(data) // (2 * channels) * 2 * channels
     return pcm(data[:whole]).reshape(-1, channels).T
-
-
-@cache
-def _filters(bins: int) -> np.ndarray:
-    """Slaney's mel filters from 0 to 8,000 Hz, each of the same area: [201, bins]."""
-    pitches = np.linspace(0, 1, bins + 2) * (15 + 27 * np.log(8) / np.log(6.4))  # in mel
-    edges = np.where(pitches < 15, pitches * 200 / 3, 1000 * 6.4 ** ((pitches - 15) / 27))  # in Hz
-    low, middle, high = edges[:-2], edges[1:-1], edges[2:]
-    tones = np.linspace(0, RATE / 2, _WIDTH // 2 + 1)[:, None]
-    rising, falling = (tones - low) / (middle - low), (high - tones) / (high - middle)
-    return np.maximum(0, np.minimum(rising, falling)) * 2 / (high - low)
-
-
-def log_mel(samples: np.ndarray, bins: int) -> np.ndarray:
-    """The features of a whole sound, [frames, bins] float32, a frame for every HOP samples.
-
-    samples: mono, in [-1, 1], at RATE. They are mirrored at the beginning and padded with silence at the end. Values
-    80 dB below the loudest are clipped, so a part of a sound has other features than the whole.
-    """
-    frames = len(samples) // HOP
-    silence = np.zeros(_WIDTH, np.float32)
-    before = np.append(samples[:_WIDTH], silence)[_WIDTH // 2 : 0 : -1]
-    padded = np.concatenate([before, samples, silence])
-    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(_WIDTH) / _WIDTH)
-    framed = np.lib.stride_tricks.sliding_window_view(padded, _WIDTH)[::HOP]
-    features = np.empty((frames, bins), np.float32)
-    for start in range(0, frames, _BLOCK):
-        block = slice(start, min(start + _BLOCK, frames))
-        energy = np.abs(np.fft.rfft(framed[block] * window)) ** 2  # [F, 201]
-        features[block] = np.log10(np.maximum(energy @ _filters(bins), 1e-10))
-    np.maximum(features, features.max(initial=-10.0) - 8, out=features)
-    features += 4
-    return np.divide(features, 4, out=features)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from apps.speech.audio import FRAMES
+from apps.speech.features import FRAMES
 from apps.speech.options import TranscribeOptions
 from apps.speech.rules import SECONDS_PER_TIMESTAMP, Against, OneOf, Special
 from apps.speech.segments import Attempt, Segment, Transcript, Window

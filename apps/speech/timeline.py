@@ -7,7 +7,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from apps.speech.audio import FRAMES
+from apps.speech.features import FRAMES
 from apps.speech.segments import Segment, Word
 from apps.speech.voice import PAUSE_CHANCE, stretches, with_speech
 

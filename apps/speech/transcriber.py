@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from apps.speech.audio import HOP, RATE, log_mel
+from apps.speech.audio import RATE
+from apps.speech.features import HOP, log_mel
 from apps.speech.live.live import PAUSE, Live, OnHeard
 from apps.speech.options import TranscribeOptions
 from apps.speech.pipeline import Pipeline

@@ -2,19 +2,18 @@
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import mlx.core as mx
 import numpy as np
 
-from apps.speech.audio import FRAMES, HOP
+from apps.speech.features import HOP
 
 _WEIGHTS = Path(__file__).with_name("silero_vad.safetensors")
 _CHUNK, _CONTEXT = 512, 64  # samples that have one probability, and those seen before them
 _BLOCK = 1_000 * _CHUNK  # samples of a whole sound to hear at a time
-_SPEECH = 0.5  # a part begins above this chance
+SPEECH_CHANCE = 0.5  # a part begins above this chance
 PAUSE_CHANCE = 0.35  # and ends below this one
 _SHORTEST = 200  # frames of silence between two parts, as in faster-whisper
 _MARGIN = 40  # frames around a part
@@ -100,14 +99,14 @@ def probabilities(samples: np.ndarray) -> np.ndarray:
 def first_speech(samples: np.ndarray) -> int:
     """The first frame in which somebody speaks; 0 if nobody does."""
     frames = enumerate(chance for chances in _blocks(samples) for chance in chances)
-    return next((frame for frame, chance in frames if chance >= _SPEECH), 0)
+    return next((frame for frame, chance in frames if chance >= SPEECH_CHANCE), 0)
 
 
 def with_speech(chances: np.ndarray) -> np.ndarray:
     """The frames to transcribe, [frames] boolean: speech, what is near it, and short silence."""
     transcribed = np.zeros(len(chances), bool)
     for start, end in stretches(chances >= PAUSE_CHANCE):
-        if chances[start:end].max() >= _SPEECH:
+        if chances[start:end].max() >= SPEECH_CHANCE:
             transcribed[max(0, start - _MARGIN) : end + _MARGIN] = True
     for start, end in stretches(~transcribed):
         if start and end < len(transcribed) and end - start < _SHORTEST:
@@ -125,75 +124,3 @@ def last_pause(chances: np.ndarray) -> int:
     loudest = np.lib.stride_tricks.sliding_window_view(np.pad(chances, 8, "edge"), 17).max(axis=1)
     pauses = np.flatnonzero(loudest < PAUSE_CHANCE)
     return int(pauses[-1] if pauses.size else loudest.argmin())
-
-
-@dataclass(frozen=True)
-class Utterance:
-    """Speech from one pause to the next, in frames."""
-
-    begin: int
-    voiced: int  # where the last word ends
-    end: int  # as far as it is known
-
-
-class Utterances:
-    """Finds utterances in a sound that arrives, frame by frame, so that they do not depend on how it arrives."""
-
-    def __init__(self, pause: float):
-        self.set_pause(pause)
-        self.frames = 0  # so far
-        self._begin: int | None = None  # of the one that goes on
-        self._voiced = 0
-        self._run: int | None = None  # where frames in which somebody may speak begin
-        self._is_speech = False  # whether somebody speaks in these
-        self._free = 0  # where the last one ends
-
-    def set_pause(self, seconds: float) -> None:
-        """Let so much silence end an utterance; half of it is part of it, before and after."""
-        self._margin = round(seconds * FRAMES / 2)
-
-    def hear(self, chances: np.ndarray) -> list[Utterance]:
-        """Go on; those that end. chances: how probable speech is in each further frame"""
-        over = list[Utterance]()
-        for chance in chances.tolist():
-            if chance < PAUSE_CHANCE:
-                self._run = None
-                self._is_speech = False
-            elif self._run is None:
-                self._run = self.frames
-            self._is_speech = self._is_speech or chance >= _SPEECH
-            self.frames += 1
-            if self._is_speech:
-                if self._begin is None:
-                    self._begin = self.free
-                self._voiced = self.frames
-            elif self._begin is not None and self.frames >= self._voiced + 2 * self._margin:
-                over += self.end()
-        return over
-
-    @property
-    def free(self) -> int:
-        """The first frame that the next utterance may have."""
-        run = self.frames if self._run is None else self._run
-        return max(self._free, run - self._margin)
-
-    @property
-    def ongoing(self) -> Utterance | None:
-        if self._begin is None:
-            return None
-        return Utterance(self._begin, self._voiced, min(self._voiced + self._margin, self.frames))
-
-    def end(self) -> list[Utterance]:
-        """End the utterance that goes on, if there is one, as a pause does."""
-        ongoing = self.ongoing
-        if ongoing:
-            self._begin = None
-            self._free = ongoing.end
-        self._run = None
-        self._is_speech = False
-        return [ongoing] if ongoing else []
-
-    def clear(self) -> None:
-        """Forget the utterance that goes on."""
-        self.end()
-        self._free = self.frames

@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise, product
 import mlx.core as mx
 import numpy as np
 
-from apps.speech.audio import FRAMES
+from apps.speech.features import FRAMES
 from apps.speech.options import AFTER, BEFORE
 from apps.speech.rules import SECONDS_PER_TIMESTAMP, TASKS, Special
 from apps.speech.segments import Segment, Window, Word

@@ -23,8 +23,8 @@ from speculative.models.ram import load_weights
 from speculative.models.ranks import Ranks
 from speculative.models.registry import check_head, model_type
 from speculative.text.generation import GenerationDefaults
-from speculative.text.languages import translation_of
 from speculative.text.text_side import ChatTemplate, Prompt, TextSide
+from speculative.text.translation_prompt import translation_of
 
 
 @contextmanager

@@ -3,11 +3,10 @@
 import contextlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import langcodes
 from langcodes.data_dicts import MACROLANGUAGES
@@ -20,7 +19,6 @@ from speculative.common.errors import InputError
 FILE = "languages.json"
 _NEAR, _FAR = 5, 60  # the CLDR's distances: de-AT is 4 from de, Swiss German 8, Luxembourgish 20
 _UNSPACED = ("Hans", "Hant", "Hani", "Jpan", "Thai", "Laoo", "Mymr")  # scripts
-_PLACE = re.compile(r"\{(text|source|target)\}")  # in forms of prompts
 _RIGHT_TO_LEFT = "Adlm Arab Hebr Mand Nkoo Rohg Samr Syrc Thaa".split()  # scripts
 _TERRITORY = re.compile(r"-(?:[A-Z]{2}|\d{3})\b.*")  # of a tag, and what stands behind it
 _NAMED = ("text", "source", "target", "start")  # placeholders in source and prefix
@@ -213,87 +211,3 @@ def filled(layout: Sequence[int | str], parts: Mapping[str, list[int]]) -> list[
     """The tokens of a layout, `source` or `prefix` of `Languages`; [] if it needs a part that is missing."""
     tokens = [[part] if isinstance(part, int) else parts.get(part) for part in layout]
     return [] if None in tokens else [token for some in tokens for token in some or ()]
-
-
-@dataclass(frozen=True)
-class TranslationPrompt:
-    """The prompt for a text's translation.
-
-    forms:   with {text} and, for the languages' names in English, {source} and {target}; the first form is used for which
-             the languages are given. Empty: the chat template takes the languages' codes and writes the prompt
-    chinese: a form with names in Chinese, for texts into or from Chinese; "": none
-    """
-
-    forms: Sequence[str] = ()
-    chinese: str = ""
-
-    def content(self, text: str, source_lang: str | None, target_lang: str | None) -> Any:
-        """The content of a user's message. InputError if a language is needed and not given."""
-        given = {"source": source_lang or "", "target": target_lang or ""}
-        is_in_chinese = bool(self.chinese) and any(map(is_chinese, given.values()))
-        forms = [self.chinese] if is_in_chinese else self.forms or ["{source}{target}"]
-        language = "zh" if is_in_chinese else "en"
-        values = {"text": text} | {name: name_in(language, code) for name, code in given.items()}
-        form = next((f for f in forms if all(values[x] for x in _PLACE.findall(f))), forms[-1])
-        missing = next((name for name in _PLACE.findall(form) if not values[name]), None)
-        if missing:
-            raise InputError(f"{missing}_lang: the prompt for translating needs this language")
-        if not self.forms:
-            codes = {f"{name}_lang_code": code for name, code in given.items()}
-            return [{"type": "text", **codes, "text": text}]
-        return _PLACE.sub(lambda place: values[place[1]], form)
-
-
-INSTRUCT = TranslationPrompt(
-    (
-        "Translate the following text from {source} into {target}. Write only the translation.\n\n{text}",
-        "Translate the following text into {target}. Write only the translation.\n\n{text}",
-    )
-)
-PROMPTS = {  # by config.json's model_type, as their model cards say
-    # Hy-MT2 (github.com/Tencent-Hunyuan/Hy-MT2). HY-MT1.5's card has the Chinese form for texts into or from Chinese.
-    "hunyuan_v1_dense": TranslationPrompt(
-        (
-            "Translate the following text into {target}. Note that you should only output the translated result without "
-            "any additional explanation:\n\n{text}",
-        ),
-        "将以下文本翻译为{target}，注意只需要输出翻译后的结果，不要额外解释：\n\n{text}",  # noqa: RUF001 (Chinese)
-    ),
-}
-
-
-def translation_of(
-    model_type: str, chat_template: str
-) -> tuple[TranslationPrompt, Languages | None]:
-    """A model's prompt and languages (None: any); TranslateGemma's template has a table of their codes."""
-    if "source_lang_code" not in chat_template:
-        return PROMPTS.get(model_type, INSTRUCT), None
-    from jinja2 import Environment, nodes  # which mlx-lm brings
-
-    tables = Environment().parse(chat_template).find_all(nodes.Dict)
-    codes = max((table.as_const() for table in tables), key=len)
-    return TranslationPrompt(), Languages(codes, ("source", "text"))
-
-
-class LanguageDetector:
-    """Tells the languages of texts apart, by py3langid (langid.py, Lui and Baldwin 2012), where that is installed."""
-
-    def __init__(self, codes: Iterable[str]):
-        """codes: of the languages. The first of a language's codes, such as zh-Hans and zh-Hant, stands for it."""
-        latest_first = reversed([*codes])
-        self._codes = {c.partition("-")[0].replace("nb", "no"): c for c in latest_first}
-
-    @cached_property
-    def _identifier(self) -> Any:
-        try:
-            from py3langid.langid import MODEL_FILE, LanguageIdentifier
-        except ImportError:
-            raise InputError("to detect languages: pip install -r requirements-serve.txt") from None
-        identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-        identifier.set_languages([label for label in identifier.labels if label in self._codes])
-        return identifier
-
-    def detect(self, text: str) -> tuple[str, float]:
-        """The text's language, and how sure that is, up to 1. InputError if that cannot be told here."""
-        label, share = self._identifier.classify(text)
-        return self._codes.get(label, label), float(share)

@@ -12,7 +12,8 @@ from tokenizers import Encoding, Tokenizer
 from speculative.common.errors import InputError, first_line
 from speculative.step.options import TOKENS
 from speculative.text.generation import GenerationDefaults
-from speculative.text.languages import LONGEST, NAME, Languages, TranslationPrompt, filled, tag_of
+from speculative.text.languages import LONGEST, NAME, Languages, filled, tag_of
+from speculative.text.translation_prompt import TranslationPrompt
 
 Codes = tuple[str | None, str | None]  # of the source's and the target's language
 

@@ -14,7 +14,8 @@ from helpers.sounds import sound_file, write_wav
 
 import apps.cli.transcripts
 import transcribe as command
-from apps.speech.formats import FORMATS, Output
+from apps.cli.transcripts import Output
+from apps.speech.formats import FORMATS
 
 MODELS = ("--model", "target", "--draft-model", "shared", "--temperature", "1", "--best-of", "1")
 

@@ -5,7 +5,8 @@ import random
 from dataclasses import replace
 from itertools import pairwise
 
-from apps.speech.formats import FORMATS, cues
+from apps.speech.captions import cues
+from apps.speech.formats import FORMATS
 from apps.speech.options import Layout
 from apps.speech.segments import Segment, Transcript, Word
 

@@ -27,7 +27,7 @@ from apps.serving.gate import Gate, Limits
 from apps.serving.translation import Asked, Translations, data_of
 from decoder import Options
 from speculative.common.errors import InputError
-from speculative.text.languages import LanguageDetector
+from speculative.text.language_detector import LanguageDetector
 
 KING, HAUS = "The old king sees two red doors.", "The king sees the house."
 GERMAN = {KING: "Der alte König sieht zwei rote Türen.", HAUS: "Der König sieht das Haus."}

@@ -24,8 +24,11 @@ from helpers.serving import Server, openai_client
 
 from apps.serving import realtime
 from apps.serving.gate import Gate
-from apps.speech.audio import HOP, RATE, from_ulaw, listen, pcm
+from apps.speech.audio import RATE, pcm
+from apps.speech.features import HOP
 from apps.speech.live.live import Live
+from apps.speech.live.samples import from_ulaw
+from apps.speech.live.sources import listen
 from apps.speech.options import TranscribeOptions
 from apps.speech.pipeline import Pipeline
 from apps.speech.transcriber import Transcriber

@@ -11,7 +11,8 @@ from helpers import whisper_models as wm
 
 import apps.speech.timeline
 import apps.speech.transcriber
-from apps.speech.audio import HOP, RATE
+from apps.speech.audio import RATE
+from apps.speech.features import HOP
 from apps.speech.options import TranscribeOptions
 from apps.speech.pipeline import Pipeline
 from apps.speech.rules import Special

@@ -14,7 +14,8 @@ from transformers.models.whisper import generation_whisper as theirs
 
 import apps.speech.pipeline
 import apps.speech.transcriber
-from apps.speech.audio import HOP, RATE, log_mel, read
+from apps.speech.audio import RATE, read
+from apps.speech.features import HOP, log_mel
 from apps.speech.formats import FORMATS
 from apps.speech.options import Layout, TranscribeOptions
 from apps.speech.segments import Segment, Transcript, Word

@@ -16,8 +16,9 @@ from speculative.common.errors import InputError
 from speculative.models.conversion import convert
 from speculative.models.loading import load
 from speculative.models.t5 import codes_in_words
-from speculative.text.languages import INSTRUCT, Languages, has_spaces, is_chinese, short
+from speculative.text.languages import Languages, has_spaces, is_chinese, short
 from speculative.text.text_side import TextSide
+from speculative.text.translation_prompt import INSTRUCT
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ from apps.documents import FORMATS
 from apps.documents.translator import Translator
 from decoder import Options, SpeculativeDecoder, load
 from speculative.common.errors import InputError
-from speculative.text.languages import translation_of
 from speculative.text.text_side import Prompt
+from speculative.text.translation_prompt import translation_of
 
 CODES = "de fr es it pt pt-BR nl pl cs ru uk tr ar he hi ja ko zh-Hans zh-Hant el".split()
 GEMMA = f"{{% set known = {json.dumps({code: code.upper() for code in ['en', 'zh', *CODES]})} %}}" + (

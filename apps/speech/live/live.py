@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from apps.speech.audio import FRAMES, HOP, RATE, Piece, log_mel
+from apps.speech.audio import RATE
+from apps.speech.features import FRAMES, HOP, log_mel
+from apps.speech.live.sources import Piece
+from apps.speech.live.utterances import Utterance, Utterances
 from apps.speech.options import TranscribeOptions
 from apps.speech.pipeline import Pipeline
 from apps.speech.segments import Transcript, Window
 from apps.speech.timeline import Timeline
-from apps.speech.voice import Detector, Utterance, Utterances, last_pause
+from apps.speech.voice import Detector, last_pause
 from apps.speech.words import has_spaces, split
 from speculative.common.errors import InputError
 from speculative.step.driver import Task, Work

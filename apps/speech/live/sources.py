@@ -1,0 +1,74 @@
+"""Where live sound comes from: a microphone, or standard input."""
+
+import os
+import re
+import sys
+import threading
+import time
+from functools import partial
+from itertools import chain
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from apps.speech import audio
+from apps.speech.audio import RATE, pcm
+from apps.speech.live.samples import resampler
+from speculative.common.errors import InputError
+
+_WAITING = 32  # pieces of standard input, of 2 s, that wait to be transcribed
+_CONTAINER = re.compile(
+    rb"RIFF....WAVE|OggS|fLaC|ID3|\xff[\xf2\xf3\xfa\xfb][\x10-\xe8]|....ftyp|\x1aE\xdf\xa3|FORM....AIF",
+    re.S,
+)
+
+Piece = np.ndarray | InputError | None  # samples, why there are none, or the end
+
+
+def listen(source: str, pieces: SimpleQueue[Piece], device: str | None = None) -> Any:
+    """Begin to put samples into `pieces` as they arrive, and None at their end: from standard input ("-", raw PCM as in
+    `pcm`) or a microphone, by name or number (None: the default one). Keep what is returned. InputError without one."""
+    if source == "-":
+        thread = threading.Thread(target=_read_stdin, args=[pieces], daemon=True)
+        thread.start()
+        return thread
+    try:
+        import sounddevice  # type: ignore[import-untyped]
+    except (ImportError, OSError) as error:
+        needed = "the microphone needs sounddevice: pip install sounddevice"
+        raise InputError(f"{needed} ({error})") from None
+    try:
+        number = int(device) if device and device.isdecimal() else device
+        rate = RATE
+        if audio.av:
+            rate = round(sounddevice.query_devices(number, "input")["default_samplerate"])
+        samples = resampler(rate)
+
+        def take(data: Any, *_: Any) -> None:
+            pieces.put(samples(bytes(data)))
+
+        stream = sounddevice.RawInputStream(
+            rate, device=number, channels=1, dtype="int16", callback=take
+        )
+        stream.start()
+    except (sounddevice.PortAudioError, ValueError) as error:
+        raise InputError(f"no microphone: {error}") from None
+    return stream
+
+
+def _read_stdin(pieces: SimpleQueue[Piece]) -> None:
+    blocks = iter(partial(os.read, sys.stdin.fileno(), 1 << 16), b"")
+    data = next(blocks, b"")
+    if _CONTAINER.match(data):
+        ffmpeg = "ffmpeg -i FILE -f s16le -ac 1 -ar 16000 - | transcribe.py --live -"
+        pieces.put(InputError(f"standard input is an audio file, not raw PCM: use {ffmpeg}"))
+        return
+    for block in chain([b""], blocks):
+        data += block
+        whole = len(data) // 2 * 2
+        pieces.put(pcm(data[:whole]))
+        data = data[whole:]
+        while pieces.qsize() > _WAITING:
+            time.sleep(0.05)
+    pieces.put(None)
