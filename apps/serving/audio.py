@@ -21,7 +21,7 @@ from apps.serving.gate import Gate, Limits
 from apps.serving.transport import event_of, form_of, read_body, stream_of, while_there, working
 from apps.speech.audio import check_length, decoded
 from apps.speech.formats import FORMATS
-from apps.speech.options import AFTER, BEFORE, Layout, TranscribeOptions
+from apps.speech.options import Layout, TranscribeOptions
 from apps.speech.reference import parse
 from apps.speech.rules import TASKS
 from apps.speech.segments import Segment, Transcript
@@ -30,6 +30,7 @@ from speculative.common.errors import InputError
 from speculative.step.driver import Task
 from speculative.step.row import Stats
 from speculative.text.languages import name_in
+from speculative.text.scripts import AFTER, BEFORE
 
 OPENAI_NAMES = ("whisper-*", "gpt-*transcribe*", "gpt-*-whisper", "distil-whisper-*")  # patterns
 _MARKS = string.whitespace + BEFORE + AFTER  # around words, of which OpenAI's have none

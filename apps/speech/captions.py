@@ -1,31 +1,29 @@
-"""Divides a text into cues for reading, by the times of its words."""
+"""Divides a text into captions for reading, by the times of its words."""
 
 import math
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
 from apps.speech.options import Layout
 from apps.speech.segments import Word
+from speculative.text.scripts import CLAUSE_ENDED, SENTENCE_ENDED
 
 _MAX_WIDTH = 42  # of a line in characters, by default
 _MAX_LINES = 2
 _MOST = 3.0  # the strength of a sentence's end
-_SENTENCE = re.compile(r"""[.?!…。？！]["'”’)\]»]*$""")  # noqa: RUF001
-_CLAUSE = re.compile(r"""[,;:、，]["'”’)\]»]*$""")  # noqa: RUF001
 
-Cue = tuple[float, float, str]  # beginning and end in seconds, text
+Caption = tuple[float, float, str]  # beginning and end in seconds, text
 
 
-def cues(words: Sequence[Word], layout: Layout, end: float) -> Iterator[Cue]:
-    """The start, end and lines of each cue for reading, so divided that the sum of costs is least. end: the sound's, in seconds"""
+def captions(words: Sequence[Word], layout: Layout, end: float) -> Iterator[Caption]:
+    """The captions for reading, each in lines, so divided that the sum of costs is least. end: the sound's, in seconds"""
     max_width = layout.max_line_width or _MAX_WIDTH
     max_lines = layout.max_line_count or _MAX_LINES
     max_words = layout.max_words_per_line or len(words)
     starts = [*(word.start for word in words), end + layout.cue_gap]
     strengths = [_strength(word, after) for word, after in zip(words, starts[1:], strict=True)]
     costs = [0.0, *[math.inf] * len(words)]  # of the first n words
-    firsts = [0] * len(costs)  # of the last cue of these
+    firsts = [0] * len(costs)  # of the last caption of these
     for first in range(len(words)):
         text = ""
         for last in range(first, len(words)):
@@ -53,9 +51,9 @@ def cues(words: Sequence[Word], layout: Layout, end: float) -> Iterator[Cue]:
 
 
 def _strength(word: Word, after: float) -> float:
-    """Rate, from 0 to 3, a cue's end behind a word. after: when the next word begins"""
-    clause = float(_CLAUSE.search(word.word) is not None)
-    marked = _MOST if _SENTENCE.search(word.word) else clause
+    """Rate, from 0 to 3, a caption's end behind a word. after: when the next word begins"""
+    clause = float(CLAUSE_ENDED.search(word.word) is not None)
+    marked = _MOST if SENTENCE_ENDED.search(word.word) else clause
     return max(marked, min(_MOST, 4 * (after - word.end)))
 
 
@@ -64,7 +62,7 @@ def _seconds(size: int, layout: Layout) -> float:
 
 
 def _end(start: float, end: float, size: int, after: float, layout: Layout) -> float:
-    """The end of a cue that is spoken from `start` to `end`, if the next begins at `after`."""
+    """The end of a caption that is spoken from `start` to `end`, if the next begins at `after`."""
     wanted = min(max(end, start + _seconds(size, layout)), start + layout.max_cue_seconds)
     return max(min(wanted, after - layout.cue_gap), (start + min(end, after)) / 2)
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 
-from apps.speech.captions import Cue, cues
+from apps.speech.captions import Caption, captions
 from apps.speech.options import Layout
 from apps.speech.segments import Segment, Transcript
 from speculative.text.cues import stamp
 
 
-def _cues(transcript: Transcript, layout: Layout) -> Iterator[Cue]:
+def _captions(transcript: Transcript, layout: Layout) -> Iterator[Caption]:
     segments = [s for s in transcript.segments if s.words != ()]  # a mark is with the word before
     if not layout.makes_cues:
         for segment in segments:
@@ -28,12 +28,12 @@ def _cues(transcript: Transcript, layout: Layout) -> Iterator[Cue]:
         words = [word for segment in turn for word in segment.words or ()]
         if turn[0].speaker:
             words[0] = replace(words[0], word=f"{turn[0].speaker}: {words[0].word.strip()}")
-        yield from cues(words, layout, max(end, words[-1].end))
+        yield from captions(words, layout, max(end, words[-1].end))
 
 
-def _cue(cue: Cue, hours: bool, point: str) -> str:
+def _cue(caption: Caption, hours: bool, point: str) -> str:
     """Times and text, without arrows that a player would take for another cue."""
-    start, end, text = cue
+    start, end, text = caption
     times = f"{stamp(start, hours, point)} --> {stamp(end, hours, point)}"
     return f"{times}\n{text.replace('-->', '->')}\n\n"
 
@@ -49,12 +49,12 @@ def lines(segments: Sequence[Segment], layout: Layout) -> str:
 
 
 def _vtt(transcript: Transcript, layout: Layout) -> str:
-    shown = "".join(_cue(cue, False, ".") for cue in _cues(transcript, layout))
+    shown = "".join(_cue(cue, False, ".") for cue in _captions(transcript, layout))
     return "WEBVTT\n\n" + shown.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _srt(transcript: Transcript, layout: Layout) -> str:
-    cues = enumerate(_cues(transcript, layout), 1)
+    cues = enumerate(_captions(transcript, layout), 1)
     return "".join(f"{number}\n{_cue(cue, True, ',')}" for number, cue in cues)
 
 

@@ -25,9 +25,6 @@ from speculative.step.options import (
     option,
 )
 
-BEFORE = "\"'“¿([{-"  # marks that join the next word
-AFTER = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001 (marks that join the word before)
-
 
 def number(text: str) -> float | None:
     return None if text in ("none", "None") else float(text)
@@ -58,19 +55,17 @@ _POSITIVE = Values(float, "a number above 0", lambda x: 0 < x <= MAX_NUMBER, "X"
 _switch = partial(option, False, SWITCH, words="no")
 _text = partial(option, "", _TEXT, words="none")
 _size = partial(option, None, SIZE)
+_threshold = partial(option, values=_NUMBER_OR_NONE)
 
 
 @dataclass(frozen=True)
 class TranscribeOptions:
     """The options of a transcript, with the names and defaults of OpenAI's `transcribe`. A threshold of None is off."""
 
-    language: str | None = option(
-        None, CODE, "a code or a name in any language; auto: detected", "the checkpoint's, or auto"
-    )
+    # fmt: off
+    language: str | None = option(None, CODE, "a code or a name in any language; auto: detected", "the checkpoint's, or auto")
     task: str | None = option(None, _TASK, "translate: into English", "the checkpoint's")
-    temperature: float = option(
-        0.0, numbers(0, 1), "0: greedy; a window that fails: 0.2 more, up to 1", flags=("--temp",)
-    )
+    temperature: float = option(0.0, numbers(0, 1), "0: greedy; a window that fails: 0.2 more, up to 1", flags=("--temp",))
     best_of: int = option(5, integers(1, 64), "at temperatures above 0, keep the best of N texts")
     seed: int = option(0, ANY, "random seed")
     num_draft: int | str = option(AUTO, DRAFT, DECLARED["num_draft"].help)
@@ -81,26 +76,17 @@ class TranscribeOptions:
     suppress_tokens: tuple[int, ...] = option(
         (-1,), _IDS, "tokens never to write: --suppress-tokens=-1,50; -1: the checkpoint's", "-1"
     )
-    compression_ratio_threshold: float | None = option(
-        2.4, _NUMBER_OR_NONE, "retry a window if its text compresses better than X; none: never"
-    )
-    logprob_threshold: float | None = option(
-        -1.0, _NUMBER_OR_NONE, "retry a window if its mean log-probability is below X; none: never"
-    )
-    no_speech_threshold: float | None = option(
-        0.6,
-        _NUMBER_OR_NONE,
-        "an unsure window is silent if silence is likelier than X; none: never",
-    )
-    clip_timestamps: tuple[float, ...] = option(
-        (), _CLIPS, "parts in seconds: start,end,...", "all"
-    )
+    compression_ratio_threshold: float | None = _threshold(2.4, help="retry a window if its text compresses better than X; none: never")
+    logprob_threshold: float | None = _threshold(-1.0, help="retry a window if its mean log-probability is below X; none: never")
+    no_speech_threshold: float | None = _threshold(0.6, help="an unsure window is silent if silence is likelier than X; none: never")
+    clip_timestamps: tuple[float, ...] = option((), _CLIPS, "parts in seconds: start,end,...", "all")
     vad: bool = _switch("transcribe only what a voice detector takes for speech")
     batched: bool = _switch("decode windows cut at pauses together; texts may differ; needs --vad")
     without_timestamps: bool = _switch("decode text only: a segment is a whole window")
     word_timestamps: bool = _switch("find when each word is spoken, for subtitles and JSON")
     reference: tuple[Part, ...] = ()  # what the text may resemble, from which drafts are copied
     no_speech_probs: bool = False  # for every segment, which takes one more call per window
+    # fmt: on
 
     def __post_init__(self):
         check_values(self)

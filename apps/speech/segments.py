@@ -9,7 +9,7 @@ from speculative.models.whisper import SoundPrompt
 from speculative.step.row import Stats
 
 
-@dataclass
+@dataclass(frozen=True)
 class Word:
     word: str  # with the space before it and the punctuation around it
     start: float  # seconds

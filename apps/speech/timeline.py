@@ -9,11 +9,13 @@ import numpy as np
 
 from apps.speech.features import FRAMES
 from apps.speech.segments import Segment, Word
-from apps.speech.voice import PAUSE_CHANCE, stretches, with_speech
+from apps.speech.voice import PAUSE_CHANCE, SPEECH_CHANCE
 
 _QUIET = 1.0  # in features, 40 dB: what is so far below a span's loudest frame is not heard in it
 _RISE = 0.25  # 10 dB: what is so much louder than before, for three runs, is no echo
 _RUN = 5  # frames; what is heard for a shorter time at a segment's end belongs to its neighbour
+_LEFT_OUT = 200  # frames of silence that are not transcribed; less is, as in faster-whisper
+_MARGIN = 40  # frames around speech that are
 _SHORTEST = 0.02  # seconds of a text or a word, where there is time for it
 
 Span = tuple[float, float]  # start and end in seconds
@@ -133,6 +135,23 @@ class Timeline:
             span = spans[0][0], spans[-1][1]
         start, end = (round(bound + offset, 3) for bound in span)
         return replace(segment, start=start, end=end, words=words)
+
+
+def with_speech(chances: np.ndarray) -> np.ndarray:
+    """The frames to transcribe, [frames] boolean: speech, what is near it, and short silence."""
+    transcribed = np.zeros(len(chances), bool)
+    for start, end in stretches(chances >= PAUSE_CHANCE):
+        if chances[start:end].max() >= SPEECH_CHANCE:
+            transcribed[max(0, start - _MARGIN) : end + _MARGIN] = True
+    for start, end in stretches(~transcribed):
+        if start and end < len(transcribed) and end - start < _LEFT_OUT:
+            transcribed[start:end] = True
+    return transcribed
+
+
+def stretches(where: np.ndarray) -> list[list[int]]:
+    """The beginnings and ends of what is true."""
+    return np.flatnonzero(np.diff(np.pad(where, 1))).reshape(-1, 2).tolist()
 
 
 def _quieter(loudness: np.ndarray) -> int:

@@ -55,8 +55,11 @@ class Sound:
         if pipeline.language is None and not options.vad:
             begin = self._clips[0][0]
             self._first_speech = begin + first_speech(samples[begin * HOP :])
-        longest = pipeline.config.max_positions // 2
-        self._reference = Reference(options.reference, pipeline.tokens, pipeline.special, longest)
+        self._reference: Reference | None = None
+        if options.reference:
+            longest = pipeline.config.max_positions // 2
+            parts = options.reference
+            self._reference = Reference(parts, pipeline.tokens, pipeline.special, longest)
 
     def steps(self) -> Task:
         """Transcribe the sound."""
@@ -76,7 +79,8 @@ class Sound:
                 for window in windows:
                     segments = pipeline.append(window, self._timeline)
                     rest = window.rest
-                    self._reference.follow([token for s in segments for token in s.tokens])
+                    if self._reference:
+                        self._reference.follow([token for s in segments for token in s.tokens])
                     seek += window.advance
                     self._on_window(segments, self._timeline.seconds(seek), pipeline.stats)
         return pipeline.transcript(self._duration)
@@ -90,7 +94,9 @@ class Sound:
             if batched and self._speech is not None and end - seek > size:
                 half = size // 2
                 size = half + last_pause(self._speech[seek + half : seek + size])
-            draft = self._reference.draft(self._timeline.seconds(seek), rest)
+            draft = rest
+            if self._reference:
+                draft = self._reference.draft(self._timeline.seconds(seek), rest)
             windows.append(self._pipeline.window(self._features[seek : seek + size], seek, draft))
             seek += size
         return windows

@@ -15,8 +15,6 @@ _CHUNK, _CONTEXT = 512, 64  # samples that have one probability, and those seen 
 _BLOCK = 1_000 * _CHUNK  # samples of a whole sound to hear at a time
 SPEECH_CHANCE = 0.5  # a part begins above this chance
 PAUSE_CHANCE = 0.35  # and ends below this one
-_SHORTEST = 200  # frames of silence between two parts, as in faster-whisper
-_MARGIN = 40  # frames around a part
 
 
 @functools.cache
@@ -100,23 +98,6 @@ def first_speech(samples: np.ndarray) -> int:
     """The first frame in which somebody speaks; 0 if nobody does."""
     frames = enumerate(chance for chances in _blocks(samples) for chance in chances)
     return next((frame for frame, chance in frames if chance >= SPEECH_CHANCE), 0)
-
-
-def with_speech(chances: np.ndarray) -> np.ndarray:
-    """The frames to transcribe, [frames] boolean: speech, what is near it, and short silence."""
-    transcribed = np.zeros(len(chances), bool)
-    for start, end in stretches(chances >= PAUSE_CHANCE):
-        if chances[start:end].max() >= SPEECH_CHANCE:
-            transcribed[max(0, start - _MARGIN) : end + _MARGIN] = True
-    for start, end in stretches(~transcribed):
-        if start and end < len(transcribed) and end - start < _SHORTEST:
-            transcribed[start:end] = True
-    return transcribed
-
-
-def stretches(where: np.ndarray) -> list[list[int]]:
-    """The beginnings and ends of what is true."""
-    return np.flatnonzero(np.diff(np.pad(where, 1))).reshape(-1, 2).tolist()
 
 
 def last_pause(chances: np.ndarray) -> int:

@@ -10,15 +10,14 @@ import mlx.core as mx
 import numpy as np
 
 from apps.speech.features import FRAMES
-from apps.speech.options import AFTER, BEFORE
 from apps.speech.rules import SECONDS_PER_TIMESTAMP, TASKS, Special
 from apps.speech.segments import Segment, Window, Word
 from speculative.models.whisper import Whisper
 from speculative.text import languages
+from speculative.text.scripts import AFTER, BEFORE, SENTENCE_ENDS
 
 Decode = Callable[[list[int]], str]
 IsText = Callable[[int], bool]
-_SENTENCE_ENDS = ".。!！?？"  # noqa: RUF001
 _FILTER = 7  # encoder positions
 _HEADS = 64  # of all windows of a call: their weights stay in memory
 
@@ -146,26 +145,20 @@ def timed_words(
 
 
 def place_words(
-    segments: Sequence[Segment], words: list[Word], is_text: IsText, last: float
+    segments: Sequence[Segment], words: Sequence[Word], is_text: IsText, last: float
 ) -> list[Segment]:
-    """Assign words to segments; move each segment's start and end to its words'.
+    """A window's segments with their words, and each segment's start and end moved to its words'.
 
     words: of all segments, with times in the window; last: when speech before the window ended, in seconds
     """
     durations = [word.end - word.start for word in words if word.end != word.start]
     usual = min(0.7, float(np.median(durations or [0.0])))
-    longest = 2 * usual  # beside a pause
-    for before, word in pairwise(words):  # a long word beside a sentence's end holds a pause
-        if word.end - word.start > longest > 0:
-            if word.word in _SENTENCE_ENDS:
-                word.end = word.start + longest
-            elif before.word in _SENTENCE_ENDS:
-                word.start = word.end - longest
-    words = _with_marks(words)
+    words = _with_marks([*_without_pauses(words, 2 * usual)])
     final = words[-1]
+    offset = segments[-1].seek / FRAMES
     if final.start == final.end:  # the end of the text took its sound
-        end_of_text = segments[-1].end - segments[-1].seek / FRAMES
-        final.end = max(final.end, min(final.start + usual, end_of_text))
+        end = max(final.end, min(final.start + usual, segments[-1].end - offset))
+        words[-1] = replace(final, end=end)
     rest = iter(words)
     timed = []
     for segment in segments:
@@ -173,58 +166,68 @@ def place_words(
         own = list[Word]()
         while missing > 0 and (word := next(rest, None)):
             missing -= word.tokens
-            word.start = round(segment.seek / FRAMES + word.start, 2)
-            word.end = round(segment.seek / FRAMES + word.end, 2)
-            own.append(word)
+            start = round(offset + word.start, 2)
+            own.append(replace(word, start=start, end=round(offset + word.end, 2)))
         if own:
             segment = _moved(segment, own, usual, last)
             last = segment.end
-        timed.append(replace(segment, words=tuple(own)))
+        timed.append(replace(segment, words=segment.words or ()))
     return timed
 
 
-def _with_marks(words: Iterable[Word]) -> list[Word]:
+def _without_pauses(words: Sequence[Word], longest: float) -> Iterator[Word]:
+    """The words. One of more seconds beside a sentence's end holds a pause, and is made shorter."""
+    yield words[0]
+    for before, word in pairwise(words):
+        if word.end - word.start > longest > 0:
+            if word.word in SENTENCE_ENDS:
+                word = replace(word, end=word.start + longest)
+            elif before.word in SENTENCE_ENDS:
+                word = replace(word, start=word.end - longest)
+        yield word
+
+
+def _with_marks(words: Sequence[Word]) -> list[Word]:
     """The words, each with the punctuation around it, without the punctuation's time."""
-    whole: list[Word] = []
-    for word in words:
-        before = whole[-1].word if whole else ""
-        if before.startswith(" ") and not before.strip(f" {BEFORE}"):
-            word.word = before + word.word
-            word.tokens += whole.pop().tokens
+    whole = [*words[:1]]
+    for word in words[1:]:
+        timed = before = whole[-1]
+        if before.word.startswith(" ") and not before.word.strip(f" {BEFORE}"):
+            timed = word
+        elif before.word[-1:] in ("", " ") or word.word not in AFTER:
             whole.append(word)
-        elif before and not before.endswith(" ") and word.word in AFTER:
-            whole[-1].word += word.word
-            whole[-1].tokens += word.tokens
-        else:
-            whole.append(word)
+            continue
+        text = before.word + word.word
+        whole[-1] = replace(timed, word=text, tokens=before.tokens + word.tokens)
     return whole
 
 
-def _moved(segment: Segment, words: list[Word], usual: float, last: float) -> Segment:
-    """The segment with its ends at those of its words; words that hold a pause are made shorter."""
+def _moved(segment: Segment, words: Sequence[Word], usual: float, last: float) -> Segment:
+    """The segment with its words, and its ends at theirs; words that hold a pause are made shorter."""
     longest = 2 * usual
-    first = words[0]
-    final = words[-1]
-    second = words[1] if len(words) > 1 else None
-    long = first.end - first.start > longest
-    long = long or (second is not None and second.end - first.start > 2 * longest)
-    if first.end - last > 4 * usual and long:
-        if second and second.end - second.start > longest:
-            first.end = second.start = max(second.end / 2, second.end - longest)
-        first.start = max(0, first.end - longest)
+    starts = [word.start for word in words]
+    ends = [word.end for word in words]
+    long = ends[0] - starts[0] > longest
+    long = long or (len(words) > 1 and ends[1] - starts[0] > 2 * longest)
+    if ends[0] - last > 4 * usual and long:
+        if len(words) > 1 and ends[1] - starts[1] > longest:
+            ends[0] = starts[1] = max(ends[1] / 2, ends[1] - longest)
+        starts[0] = max(0, ends[0] - longest)
     start = segment.start
     end = segment.end
-    if first.start + 0.5 < start < first.end:
-        first.start = max(0, min(first.end - usual, start))
+    if starts[0] + 0.5 < start < ends[0]:
+        starts[0] = max(0, min(ends[0] - usual, start))
     else:
-        start = first.start
-    if final.start < end < final.end - 0.5:
-        final.end = max(final.start + usual, end)
+        start = starts[0]
+    if starts[-1] < end < ends[-1] - 0.5:
+        ends[-1] = max(starts[-1] + usual, end)
     else:
-        end = final.end
-    if start >= end:
-        return segment
-    return replace(segment, start=start, end=end)
+        end = ends[-1]
+    spans = zip(words, starts, ends, strict=True)
+    segment = replace(segment, words=tuple(replace(w, start=a, end=b) for w, a, b in spans))
+    if start < end:
+        segment = replace(segment, start=start, end=end)
+    return segment
 
 
 def cut_segment(

@@ -15,11 +15,10 @@ from rapidfuzz import fuzz
 
 from speculative.checkpoints.folder import read_json
 from speculative.common.errors import InputError
+from speculative.text.scripts import RIGHT_TO_LEFT, UNSPACED
 
 FILE = "languages.json"
 _NEAR, _FAR = 5, 60  # the CLDR's distances: de-AT is 4 from de, Swiss German 8, Luxembourgish 20
-_UNSPACED = ("Hans", "Hant", "Hani", "Jpan", "Thai", "Laoo", "Mymr")  # scripts
-_RIGHT_TO_LEFT = "Adlm Arab Hebr Mand Nkoo Rohg Samr Syrc Thaa".split()  # scripts
 _TERRITORY = re.compile(r"-(?:[A-Z]{2}|\d{3})\b.*")  # of a tag, and what stands behind it
 _NAMED = ("text", "source", "target", "start")  # placeholders in source and prefix
 LONGEST = 100  # characters of a language's name
@@ -170,12 +169,12 @@ def script_of(code: str | None) -> str:
 
 def direction(code: str | None) -> str:
     """The value of HTML's `dir` for a language; an unknown one is written from left to right."""
-    return "rtl" if script_of(code) in _RIGHT_TO_LEFT else "ltr"
+    return "rtl" if script_of(code) in RIGHT_TO_LEFT else "ltr"
 
 
 def has_spaces(code: str) -> bool:
     """Whether the language has spaces between words."""
-    return script_of(code) not in _UNSPACED
+    return script_of(code) not in UNSPACED
 
 
 def is_chinese(code: str) -> bool:

@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 from itertools import pairwise
 
-from apps.speech.captions import cues
+from apps.speech.captions import captions
 from apps.speech.formats import FORMATS
 from apps.speech.options import Layout
 from apps.speech.segments import Segment, Transcript, Word
@@ -161,7 +161,7 @@ def test_cues_for_reading_hold_all_words_in_order_whatever_their_times():
             times.append(round(times[-1] + chance.choice((0.02, 0.3, 0.5, 4)), 2))
         words = "".join(chance.choice(("a ", "well, ", "so. ", "extraordinarily? ")) for _ in times)
         transcript = timed(words.rsplit(maxsplit=1)[0], *times)
-        made = list(cues(transcript.segments[0].words, rules, times[-1]))
+        made = list(captions(transcript.segments[0].words, rules, times[-1]))
         assert "".join("".join(text for *_, text in made).split()) == transcript.text.replace(
             " ", ""
         )
@@ -171,4 +171,4 @@ def test_cues_for_reading_hold_all_words_in_order_whatever_their_times():
 
 
 def test_a_cue_without_a_letter_ends_nothing():
-    assert [*cues([Word(" ", 0.0, 1.0, 0.5, 1)], Layout(), 2.0)] == [(0.0, 1.0, "")]
+    assert [*captions([Word(" ", 0.0, 1.0, 0.5, 1)], Layout(), 2.0)] == [(0.0, 1.0, "")]

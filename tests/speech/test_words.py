@@ -19,8 +19,9 @@ from apps.speech.features import HOP, log_mel
 from apps.speech.formats import FORMATS
 from apps.speech.options import Layout, TranscribeOptions
 from apps.speech.segments import Segment, Transcript, Word
+from apps.speech.timeline import with_speech
 from apps.speech.transcriber import Transcriber
-from apps.speech.voice import first_speech, last_pause, probabilities, with_speech
+from apps.speech.voice import first_speech, last_pause, probabilities
 from apps.speech.words import (
     _median_filtered,
     _with_marks,

@@ -1,0 +1,18 @@
+"""How scripts write: the marks of their sentences and around words, and which put no spaces between words."""
+
+import regex
+
+SENTENCE_ENDS = ".。!！?？"  # noqa: RUF001 (of most scripts; regex knows the others as STerm)
+BEFORE = "\"'“¿([{-"  # marks that join the next word
+AFTER = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001 (marks that join the word before)
+
+_CLOSED = r"""[\p{Pe}\p{Pf}"']*\s*$"""
+SENTENCE_ENDED = regex.compile(rf"[\p{{STerm}}…♪]{_CLOSED}")
+CLAUSE_ENDED = regex.compile(rf"[,;:،、，；：]{_CLOSED}")  # noqa: RUF001
+
+# Without spaces between words: by ISO 15924's codes, and the characters, with their punctuation, in a set of `regex`
+UNSPACED = ("Hans", "Hant", "Hani", "Jpan", "Thai", "Laoo", "Mymr", "Khmr")
+UNSPACED_CHARACTERS = (
+    r"\p{lb=SA}\p{Han}\p{Hiragana}\p{Katakana}\u3001-\u3020\u30fb-\u30ff\uff00-\uff9f"
+)
+RIGHT_TO_LEFT = "Adlm Arab Hebr Mand Nkoo Rohg Samr Syrc Thaa".split()
