@@ -14,7 +14,7 @@ from typing import Any
 
 from apps.cli import cli
 from apps.cli.flags import add_options, add_shared, check_apart, check_models, note_unused
-from apps.cli.live_transcript import transcribe_live
+from apps.cli.live_transcript import LiveTranscript
 from apps.cli.models import Models
 from apps.cli.transcripts import AudioFiles, Output, open_transcriber
 from apps.speech.formats import FORMATS
@@ -42,8 +42,7 @@ def parse_args(argv: list[str] | None = None):
     parser = cli.Parser(prog="transcribe.py", description="Transcribe audio, speculatively.")
     flag = parser.add_argument
     # fmt: off
-    flag("audio", nargs="*", metavar="FILE",
-         help="an audio file, or a video; - reads standard input")
+    flag("audio", nargs="*", metavar="FILE", help="an audio file, or a video; - reads standard input")
     flag("--live", action="store_true",
          help="transcribe the microphone while somebody speaks (needs sounddevice), or with - standard input: raw PCM, 16 kHz, "
          "mono, 16 bits, little-endian")
@@ -63,11 +62,9 @@ def parse_args(argv: list[str] | None = None):
          help="all: one file per format, needs --output-dir (default: txt)")
     flag("--output-dir", "-o", type=cli.path, metavar="FOLDER",
          help="write files here, named after the audio file (default: print)")
-    flag("--output-name", type=cli.name, metavar="NAME",
-         help="name of the output, for a single audio file")
+    flag("--output-name", type=cli.name, metavar="NAME", help="name of the output, for a single audio file")
     flag("--force", action="store_true", help="replace files that exist")
-    flag("--resume", action="store_true",
-         help="go on with a run that was interrupted: pass over what has its files")
+    flag("--resume", action="store_true", help="go on with a run that was interrupted: pass over what has its files")
     flag("--verbose", action=argparse.BooleanOptionalAction, default=False, help="print statistics to stderr at the end")
     # fmt: on
     args = parser.parse_with_files(argv)
@@ -153,7 +150,9 @@ def main() -> None:
         return
     transcriber = open_transcriber(Models.of(args, demo="speech/"), bool(options.num_draft))
     if args.live:
-        transcribe_live(transcriber, *sounds[0], args.device, options, output, args.verbose)
+        source, name = sounds[0]
+        live = LiveTranscript(transcriber, options, output, name)
+        live.transcribe(source, args.device, args.verbose)
         return
     files = AudioFiles(transcriber, sounds, options, output, args.audio_track, args.channels)
     files.transcribe(args.batch_size, args.verbose)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 from tqdm import tqdm
 
@@ -87,18 +88,26 @@ class Output:
                     path.unlink()
         return bool(files)
 
-    def write(self, transcript: Transcript, name: str) -> Iterator[tuple[str, str]]:
-        """Write each file whole or not at all; yield the reason and the text of each that could not be written."""
+    def unwritten(self, transcript: Transcript, name: str) -> Iterator[tuple[str, str]]:
+        """Write each file, if there is a folder, whole or not at all; yield the reason and the text of each that cannot be."""
+        if not self.folder:
+            return
         for each, path in self.files(name).items():
             text = FORMATS[each](transcript, self.layout)
             try:
                 with replacing(path, self.force) as partial:
                     partial.write_text(text, encoding="utf-8")
-            except OSError as error:
-                yield f"{path}: {error.strerror}", text
-            except InputError as error:
-                yield str(error), text
+            except (InputError, OSError) as error:
+                yield cli.line_of(error) or "", text
         hidden(self.base(name), "journal").unlink(missing_ok=True)
+
+    def write(self, transcript: Transcript, name: str) -> bool:
+        """Write the files; print what cannot be written. Return whether all are."""
+        unwritten = [*self.unwritten(transcript, name)]
+        for reason, text in unwritten:
+            reporter.note(f"{reason}; the transcript is printed instead")
+            cli.write(text, end="")
+        return not unwritten
 
     def text(self, transcript: Transcript, title: str | None) -> str:
         """The text to print of a transcript at its end, with a title if it is one of several."""
@@ -195,7 +204,7 @@ class AudioFiles:
                     failed += 1
                     continue
                 source, name = self.sounds[index]
-                failed += not write_files(self.output, result, name)
+                failed += not self.output.write(result, name)
                 title = cli.one_line(source) if self._several else None
                 self._lines.put(index, self.output.text(result, title))
                 summary.texts += 1
@@ -207,18 +216,8 @@ class AudioFiles:
             raise InputError(f"{failed} of {len(self.sounds)} files failed")
 
 
-def write_files(output: Output, transcript: Transcript, name: str) -> bool:
-    """Write a transcript's files, if it is to have some; print what could not be written. Return whether all were."""
-    unwritten = list(output.write(transcript, name)) if output.folder else []
-    for reason, text in unwritten:
-        reporter.note(f"{reason}; the transcript is printed instead")
-        cli.write(text, end="")
-    return not unwritten
-
-
 def print_summary(summary: Summary, played: float) -> None:
-    import mlx.core as mx  # after decoder, which loads a faster BLAS first
-
+    """On stderr, of so many seconds of sound."""
     seconds = time.perf_counter() - summary.began
     summary.peak_memory = mx.get_peak_memory() / 1e9
     for line in (f"{played:.1f} s of audio in {seconds:.1f} s", *summary.lines()):
