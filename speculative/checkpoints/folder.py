@@ -21,13 +21,23 @@ TOKENIZER_FILES = (  # those files of a checkpoint that describe its tokenizer
 def read_json(path: Path) -> dict:
     """The object in the JSON file `path`; InputError if the file is missing or holds no object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return json_object(path.read_bytes())
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def json_object(text: bytes | str) -> dict:
+    """The object in a JSON text, in UTF-8; InputError if it is none."""
+    try:
+        if isinstance(text, bytes):
+            text = text.decode()
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON: {error}") from None
+        raise InputError(f"not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise InputError(f"{path}: not a JSON object")
+        raise InputError("not a JSON object")
     return value
 
 

@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from itertools import permutations
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from xml.etree import ElementTree
 
 import langcodes
 from rapidfuzz import fuzz, process
 
+from speculative.checkpoints.folder import json_object
 from speculative.common.errors import InputError, errors_name
 from speculative.common.files import naming_file
 from speculative.text.languages import tag_of, title
@@ -34,7 +35,7 @@ _BREAK = re.compile(r" ?<br\d+/?> ?")
 _TAG = re.compile(r" (?:</?[a-z]+\d+/?>)+(?= )|</?[a-z]+\d+/?>")
 _HEADER = re.compile(r"(?i)(source|term)[^\t]*\t(target|translation)")
 _WORDS = {*"am an as be he hi id in is it my no or so to".split()}  # English, and languages' codes
-_NOT_UTF_8 = "\ufffd"  # after decoding
+_NOT_UTF_8 = re.compile("[\ufffd\ud800-\udfff]")  # in what was decoded
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 
 Line = tuple[int, str]  # its number and text, or what is wrong with it
@@ -153,23 +154,19 @@ def load_memory(path: Path, report: Callable[[str], object]) -> Memory:
 def _json_pairs(lines: Iterable[Line], skip: Skip) -> Iterator[Pair]:
     for number, line in lines:
         try:
-            yield _json_object(line)
-        except (ValueError, RecursionError) as error:
-            reason = f"not JSON in UTF-8 (other files have names in {', '.join(TABLES + XML)})"
-            skip((number, str(error) if isinstance(error, InputError) else reason))
-
-
-def _json_object(line: str) -> Pair:
-    if _NOT_UTF_8 in line:
-        raise ValueError
-    value = json.loads(line)
-    names = ("prompt", "text", "source_lang", "target_lang")
-    fields = [value.get(name) for name in names] if isinstance(value, dict) else [None]
-    are_texts = all(isinstance(x, str) for x in fields[:2])
-    if not are_texts or not all(x is None or isinstance(x, str) for x in fields):
-        raise InputError('not a JSON object with the texts "prompt" and "text"')
-    "".join(filter(None, fields)).encode()  # UnicodeEncodeError for half of a surrogate pair
-    return Pair(*fields)
+            value = json_object(line)
+        except InputError as error:
+            skip((number, f"{error} (other files have names in {', '.join(TABLES + XML)})"))
+            continue
+        fields: list[Any] = [
+            value.get(name) for name in ("prompt", "text", "source_lang", "target_lang")
+        ]
+        texts = [text for text in fields if text is not None]
+        are_texts = all(isinstance(text, str) for text in (*fields[:2], *texts))
+        if are_texts and not _NOT_UTF_8.search("".join([line, *texts])):
+            yield Pair(*fields)
+        else:
+            skip((number, 'not a JSON object with the texts "prompt" and "text" in UTF-8'))
 
 
 def _table_pairs(lines: Sequence[Line], skip: Skip, is_csv: bool) -> Iterator[Pair]:
@@ -189,7 +186,7 @@ def _table_pairs(lines: Sequence[Line], skip: Skip, is_csv: bool) -> Iterator[Pa
             pairs += _pairs_of(each for each in zip(languages, texts, strict=False) if each[0])
         elif len(texts) > 1 and all(texts[:2]):
             pairs.append(Pair(*texts[:2], *_languages(texts[2:4])))
-        if pairs and _NOT_UTF_8 not in "".join(texts):
+        if pairs and not _NOT_UTF_8.search("".join(texts)):
             yield from pairs
         else:
             skip((number, "not two texts in UTF-8 separated by a tab (in .csv also ; or ,)"))

@@ -259,13 +259,10 @@ class TextSide:
     ) -> tuple[list[int], list[int] | None, Encoding]:
         """The tokens that the model reads and those that a row begins with, in its layout, and those of the text alone."""
         encoding = self.prompt_tokenizer.encode(text, add_special_tokens=False)
-        parts = {"text": encoding.ids}
-        if self.start_token is not None:
-            parts["start"] = [self.start_token]
-        for name, code in zip(("source", "target"), codes, strict=True):
-            token = languages.codes.get(code or "")
-            if isinstance(token, int):
-                parts[name] = [token]
+        source, target = (languages.codes.get(code or "") for code in codes)
+        named = {"start": self.start_token, "source": source, "target": target}
+        parts = {name: [token] for name, token in named.items() if isinstance(token, int)}
+        parts["text"] = encoding.ids
         # Without a source language use the tokenizer's, without a target language the model's.
         tokens = filled(languages.source, parts) or self.prompt_tokenizer.encode(text).ids
         return tokens, filled(languages.prefix, parts) or None, encoding
