@@ -43,6 +43,8 @@ class Pipeline:
         """leaves_rest: text that no timestamp ends is left for the next window"""
         self._model, self._tokenizer = model, tokenizer
         self.config, self.special = model.config, special
+        self.longest = model.config.frames  # of a window
+        self.max_tokens = model.config.max_positions // 2  # of its text
         self.language = None if special.languages else "en"  # None: not known yet
         self.stats = Stats()
         self._leaves_rest = leaves_rest
@@ -81,7 +83,7 @@ class Pipeline:
 
     def window(self, features: np.ndarray, seek: int = 0, draft: Sequence[int] = ()) -> Window:
         """A window of features [frames, bins], padded; seek: the first frame; draft: a text that drafts its own"""
-        padded = np.zeros((self.config.frames, self.config.num_mel_bins), np.float32)
+        padded = np.zeros((self.longest, self.config.num_mel_bins), np.float32)
         padded[: len(features)] = features
         return Window(SoundPrompt(padded), seek, len(features), [*draft])
 
@@ -103,7 +105,7 @@ class Pipeline:
         self, windows: Sequence[Window], language: str, tries: int | None = None
     ) -> Generator[Work, Any, list[Window]]:
         """Decode each window at the first temperature where its text does not fail. tries: temperatures at most"""
-        room = self.config.max_positions // 2 - 1
+        room = self.max_tokens - 1
         previous = self._previous if self.language in (None, language) else []
         kept = max(0, room - len(self._carried))
         before = [*self._carried, *previous[max(0, len(previous) - kept) :]][-room:]
@@ -133,7 +135,7 @@ class Pipeline:
         options = self.special.options(
             suppressed=self.options.suppress_tokens,
             temp=temperature,
-            max_tokens=self.config.max_positions // 2,
+            max_tokens=self.max_tokens,
             num_draft=self.options.num_draft,
         )
         seed = partial(self._seeds, [window.seek, round(100 * temperature)])

@@ -42,7 +42,6 @@ class Sound:
         """samples: mono, in [-1, 1], at RATE; on_window: gets each window's segments, the seconds done, and the stats so far"""
         options = pipeline.options
         self._pipeline, self._on_window = pipeline, on_window
-        self._longest = pipeline.config.frames
         self._duration = len(samples) / RATE
         self._features = log_mel(samples, pipeline.config.num_mel_bins)
         self._speech = probabilities(samples) if options.vad else None  # of each frame
@@ -57,9 +56,8 @@ class Sound:
             self._first_speech = begin + first_speech(samples[begin * HOP :])
         self._reference: Reference | None = None
         if options.reference:
-            longest = pipeline.config.max_positions // 2
-            parts = options.reference
-            self._reference = Reference(parts, pipeline.tokens, pipeline.special, longest)
+            about = pipeline.tokens, pipeline.special, pipeline.max_tokens
+            self._reference = Reference(options.reference, *about)
 
     def steps(self) -> Task:
         """Transcribe the sound."""
@@ -71,8 +69,8 @@ class Sound:
                 if pipeline.language is None:
                     spoken = windows[0]
                     first = self._first_speech
-                    if first - seek > self._longest // 2:
-                        spoken = pipeline.window(self._features[first : first + self._longest])
+                    if first - seek > pipeline.longest // 2:
+                        spoken = pipeline.window(self._features[first : first + pipeline.longest])
                     pipeline.language = yield from pipeline.detect(spoken)
                 windows = yield from pipeline.decode(windows, pipeline.language)
                 windows = yield from pipeline.cut(windows, self._timeline)
@@ -87,17 +85,18 @@ class Sound:
 
     def _next_windows(self, seek: int, end: int, rest: list[int]) -> list[Window]:
         """The next window; or with `batched` some that end in pauses, in their second halves. rest: how its text begins"""
-        batched = self._pipeline.options.batched
+        pipeline = self._pipeline
+        batched = pipeline.options.batched
         windows = list[Window]()
         while seek < end and len(windows) < (_TOGETHER if batched else 1):
-            size = min(self._longest, end - seek)
+            size = min(pipeline.longest, end - seek)
             if batched and self._speech is not None and end - seek > size:
                 half = size // 2
                 size = half + last_pause(self._speech[seek + half : seek + size])
             draft = rest
             if self._reference:
                 draft = self._reference.draft(self._timeline.seconds(seek), rest)
-            windows.append(self._pipeline.window(self._features[seek : seek + size], seek, draft))
+            windows.append(pipeline.window(self._features[seek : seek + size], seek, draft))
             seek += size
         return windows
 

@@ -8,6 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from apps.speech import timeline as constants
 from apps.speech.options import TranscribeOptions
 from apps.speech.segments import Segment, Word
 from apps.speech.timeline import Timeline, share
@@ -98,6 +99,25 @@ def test_silence_at_the_ends_is_not_a_segments():
     line = Timeline(loud, None)
     assert spans(place(line, segment(1.01, 3))) == [(1.5, 2.5)]
     assert spans(place(line, segment(2.8, 3.5))) == [(2.8, 3.5)]  # nothing is heard at all
+
+
+@pytest.mark.parametrize("is_more", [False, True])
+@pytest.mark.parametrize(
+    "name, amount, after",
+    [
+        ("_QUIET", -0.01, lambda quiet: [(2 - quiet, 20)]),  # so far below the loudest
+        ("_RUN", 1, lambda run: [(0, 20), (2, run - 1)]),  # so long
+        ("_RISE", 0.01, lambda rise: [(0, 20), (rise, 3 * constants._RUN)]),  # so much louder
+    ],
+)
+def test_a_little_more_than_a_constant_is_heard_at_an_end(name, amount, after, is_more):
+    constant = getattr(constants, name)
+    parts = [(2, 50), *after(constant + amount * is_more)]
+    length = sum(frames for _, frames in parts)
+    sound = np.repeat([level for level, _ in [*parts, (0, 0)]], [*(n for _, n in parts), 30])
+    line = Timeline(np.stack([sound, sound], axis=1).astype(np.float32), None)
+    end = length / 100 if is_more else 0.5
+    assert spans(place(line, segment(0, len(sound) / 100))) == [(0, end)]
 
 
 @pytest.mark.parametrize("decibels", [30, 45])

@@ -126,7 +126,7 @@ class Live:
             self._begin_window(utterance.begin)
             self._start = utterance.begin / FRAMES
             self._on_heard(Heard(self._start))
-        longest = self._pipeline.config.frames
+        longest = self._pipeline.longest
         while utterance.voiced - self._first > longest:
             size = longest // 2 + last_pause(self._chances[longest // 2 : longest])
             text = yield from self._end_window(size)
