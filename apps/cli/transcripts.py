@@ -35,8 +35,7 @@ WINDOW_SECONDS = 28  # about what a window's text covers
 
 
 def open_transcriber(models: Models, drafts: bool, serves: bool = False) -> Transcriber:
-    """Load a model that transcribes and, if the options let it draft, its draft model, or let it learn one. serves: for
-    serve.py"""
+    """Load a model that transcribes and, if it `drafts`, its draft model, or let it learn one. serves: for serve.py"""
     transcriber = Transcriber(models.model, models.draft_model if drafts else None)
     model = transcriber.model
     if models.distill is not None and drafts:

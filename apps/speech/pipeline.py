@@ -19,7 +19,7 @@ from apps.speech.segments import Attempt, Segment, Transcript, Window
 from apps.speech.timeline import Timeline
 from apps.speech.words import attended, cut_segment, has_spaces, place_words, split, timed_words
 from speculative.models.whisper import SoundPrompt, Whisper
-from speculative.step.driver import Work
+from speculative.step.driver import Task, Work
 from speculative.step.options import Options
 from speculative.step.processors import Processor
 from speculative.step.row import Row, Stats
@@ -27,6 +27,8 @@ from speculative.step.sampling import RowSeeds
 
 _CLEAR = 0.8  # the probability of another language that is clearly spoken
 _PER_TIMESTAMP = round(SECONDS_PER_TIMESTAMP * FRAMES)  # frames
+
+Windows = Generator[Work, Any, list[Window]]
 
 
 class Pipeline:
@@ -101,9 +103,7 @@ class Pipeline:
             self._previous = []
         self.language = language
 
-    def decode(
-        self, windows: Sequence[Window], language: str, tries: int | None = None
-    ) -> Generator[Work, Any, list[Window]]:
+    def decode(self, windows: Sequence[Window], language: str, tries: int | None = None) -> Windows:
         """Decode each window at the first temperature where its text does not fail. tries: temperatures at most"""
         room = self.max_tokens - 1
         previous = self._previous if self.language in (None, language) else []
@@ -154,9 +154,7 @@ class Pipeline:
         ratio = len(text) / len(zlib.compress(text))
         return Attempt(tokens, row.origins[: len(tokens)], row.options.temp, mean, ratio)
 
-    def _find_silence(
-        self, windows: list[Window], tried: Sequence[int], prefix: list[int]
-    ) -> Generator[Work, Any, None]:
+    def _find_silence(self, windows: list[Window], tried: Sequence[int], prefix: list[int]) -> Task:
         """Find the probability that nobody speaks, before any rule applies, of the windows that were tried and need it."""
         no_speech = self.special.no_speech
         rule = Against(no_speech, self.special.end)
@@ -170,9 +168,7 @@ class Pipeline:
                 p = 1 - p
             windows[i] = replace(windows[i], attempt=replace(windows[i].attempt, no_speech_prob=p))
 
-    def cut(
-        self, windows: Sequence[Window], timeline: Timeline
-    ) -> Generator[Work, Any, list[Window]]:
+    def cut(self, windows: Sequence[Window], timeline: Timeline) -> Windows:
         """The windows with their segments, and the words of these with word_timestamps, or across silence that was left out."""
         cut = [self._cut(window) for window in windows]
         given = dict[int, Window]()

@@ -19,6 +19,7 @@ _MARGIN = 40  # frames around speech that are
 _SHORTEST = 0.02  # seconds of a text or a word, where there is time for it
 
 Span = tuple[float, float]  # start and end in seconds
+Part = tuple[int, Segment]  # with the number of the piece of the sound that it is in
 CutSegment = Callable[[Segment, list[list[Word]]], Iterator[Segment]]
 
 
@@ -66,7 +67,7 @@ class Timeline:
         theirs; cut: cuts a segment between groups of its words, which those across a cut need"""
         first = max(first, self._last)
         latest = max(first, end - _SHORTEST)  # what is behind the end is put before it
-        parts = list[tuple[int, Segment]]()
+        parts = list[Part]()
         for segment in segments:
             inside = replace(segment, start=min(segment.start, latest), end=min(segment.end, end))
             least = parts[-1][0] if parts else 0
@@ -82,9 +83,7 @@ class Timeline:
             placed += [self._moved(*pair, offset) for pair in zip(own, spans, strict=True)]
         return [segment for segment in placed if segment.end > segment.start]
 
-    def _parts(
-        self, segment: Segment, least: int, cut: CutSegment
-    ) -> Iterator[tuple[int, Segment]]:
+    def _parts(self, segment: Segment, least: int, cut: CutSegment) -> Iterator[Part]:
         """The parts of a segment between cuts, each with its piece. A word is where most of it is heard."""
         start, end = self._trimmed(segment.start, segment.end)
         piece = max(least, self._piece(start))

@@ -40,9 +40,8 @@ class Grammars:
         names = ["tools", *FORMS]
         if options.tools and not options.tools["or_text"]:
             names = ["tools"]
-        forms = {
-            name: getattr(options, name) for name in names if getattr(options, name) is not None
-        }
+        given = vars(options)
+        forms = {name: given[name] for name in names if given[name] is not None}
         compiled = self._compiled(json.dumps(forms, ensure_ascii=False))
         if isinstance(compiled, BaseException):
             raise compiled
@@ -62,9 +61,8 @@ class Grammars:
         try:
             from llguidance import LLTokenizer, TokenizerWrapper
         except ImportError:
-            raise InputError(
-                "output in a given form needs llguidance: pip install -r requirements-grammar.txt"
-            ) from None
+            needed = "needs llguidance: pip install -r requirements-grammar.txt"
+            raise InputError(f"output in a given form {needed}") from None
         ends = list(self._config.eos_token_ids)
         if not ends:
             raise InputError("the model names no end token, which a form needs: set eos_token_id")

@@ -40,9 +40,8 @@ class RowMaker:
         lacks a token. seeds: of the list that the prompt is in, where a repeated one gets another"""
         checked = check_prompt(prompt)
         config = self.model.config
-        encoded = self.text.encode(
-            checked, options.source_lang, options.target_lang, options.prompt_template
-        )
+        about = options.source_lang, options.target_lang, options.prompt_template
+        encoded = self.text.encode(checked, *about)
         tokens = encoded.tokens
         size = self.model.source_vocab_size
         if max(tokens, default=0) >= size:
@@ -71,8 +70,8 @@ class RowMaker:
             row.grammar = self.grammars.matcher(options)
         reference = checked.reference or options.reference
         if not reference and self.memory:
-            languages = encoded.source_lang, encoded.target_lang
-            reference = self.memory.reference(encoded.text, *languages)
+            codes = encoded.source_lang, encoded.target_lang
+            reference = self.memory.reference(encoded.text, *codes)
             row.stats.remembered = int(reference is not None)
         if reference and options.num_beams == 1:
             tokens = self.text.tokenizer.encode(reference, add_special_tokens=False).ids
