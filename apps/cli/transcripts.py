@@ -1,4 +1,4 @@
-"""Transcripts on the terminal: printed in the order of their files or while somebody speaks, written, and summed up."""
+"""Transcripts of files: printed in the order of the files, or written beside each other."""
 
 import json
 import time

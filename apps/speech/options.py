@@ -73,9 +73,7 @@ class TranscribeOptions:
     carry_initial_prompt: bool = _switch("show every window the initial prompt, not the first only")
     hotwords: str = _text("words to show every window before its prompt")
     condition_on_previous_text: bool = option(True, SWITCH, "prompt with the text before it", "yes")
-    suppress_tokens: tuple[int, ...] = option(
-        (-1,), _IDS, "tokens never to write: --suppress-tokens=-1,50; -1: the checkpoint's", "-1"
-    )
+    suppress_tokens: tuple[int, ...] = option((-1,), _IDS, "tokens never to write: --suppress-tokens=-1,50; -1: the checkpoint's", "-1")
     compression_ratio_threshold: float | None = _threshold(2.4, help="retry a window if its text compresses better than X; none: never")
     logprob_threshold: float | None = _threshold(-1.0, help="retry a window if its mean log-probability is below X; none: never")
     no_speech_threshold: float | None = _threshold(0.6, help="an unsure window is silent if silence is likelier than X; none: never")

@@ -176,7 +176,7 @@ def place_words(
 
 
 def _without_pauses(words: Sequence[Word], longest: float) -> Iterator[Word]:
-    """The words. One of more seconds beside a sentence's end holds a pause, and is made shorter."""
+    """The words. A longer one beside a sentence's end holds a pause, and is made as short."""
     yield words[0]
     for before, word in pairwise(words):
         if word.end - word.start > longest > 0:

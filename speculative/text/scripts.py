@@ -1,4 +1,4 @@
-"""How scripts write: the marks of their sentences and around words, and which put no spaces between words."""
+"""How scripts write: their marks, and whether spaces stand between words."""
 
 import regex
 

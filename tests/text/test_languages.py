@@ -159,12 +159,15 @@ def test_a_language_is_looked_up_once(monkeypatch):
 def test_a_files_name_has_the_short_code():
     codes = "arb_Arab cmn_Hant deu_Latn nob_Latn pes_Arab zsm_Latn twi_Latn".split()
     assert [short(code) for code in codes] == ["ar", "zh-Hant", "de", "nb", "fa", "ms", "tw-Latn"]
-    assert [has_spaces(code) for code in ("zho_Hans", "ja_XX", "kor_Hang", "tha_Thai", "x")] == [
+    assert [
+        has_spaces(code) for code in ("zho_Hans", "ja_XX", "kor_Hang", "tha_Thai", "x", "km")
+    ] == [
         False,
         False,
         True,
         False,
         True,
+        False,
     ]
 
 
