@@ -48,7 +48,7 @@ class LiveTranscript:
         reporter.note("listening; Ctrl-C ends it")
         tasks = [self._live.listen(pieces)]
         transcript = result_of(self._transcriber.transcribe_all(tasks, self._options, 1))
-        if not self._output.write(transcript, self._name):
+        if not self._output.save(transcript, self._name):
             raise InputError("the transcript could not be written")
         cli.write(self._output.text(transcript, None), end="")
         if verbose:
@@ -71,7 +71,9 @@ class LiveTranscript:
             new = self._line if is_over else ""
         if self._output.streamed:
             cli.write(new, end="\n" if is_over and self._line else "")
-        if is_over and self._line:  # what cannot be written is printed at the end
-            if not [*self._output.unwritten(self._live.transcript(), self._name)]:
-                self._output = replace(self._output, force=True)  # they are its own
+        writes = is_over and self._line and self._output.folder
+        # What cannot be written is printed at the end.
+        if writes and not [*self._output.write(self._live.transcript(), self._name)]:
+            self._output = replace(self._output, force=True)  # they are its own
+        if is_over:
             self._line = ""

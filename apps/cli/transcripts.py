@@ -87,10 +87,8 @@ class Output:
                     path.unlink()
         return bool(files)
 
-    def unwritten(self, transcript: Transcript, name: str) -> Iterator[tuple[str, str]]:
-        """Write each file, if there is a folder, whole or not at all; yield the reason and the text of each that cannot be."""
-        if not self.folder:
-            return
+    def write(self, transcript: Transcript, name: str) -> Iterator[tuple[str, str]]:
+        """Write each file whole or not at all; yield the reason and the text of each that could not be written."""
         for each, path in self.files(name).items():
             text = FORMATS[each](transcript, self.layout)
             try:
@@ -100,9 +98,9 @@ class Output:
                 yield cli.line_of(error) or "", text
         hidden(self.base(name), "journal").unlink(missing_ok=True)
 
-    def write(self, transcript: Transcript, name: str) -> bool:
-        """Write the files; print what cannot be written. Return whether all are."""
-        unwritten = [*self.unwritten(transcript, name)]
+    def save(self, transcript: Transcript, name: str) -> bool:
+        """Write the files, if there is a folder; print what could not be written. Return whether all were."""
+        unwritten = [*self.write(transcript, name)] if self.folder else []
         for reason, text in unwritten:
             reporter.note(f"{reason}; the transcript is printed instead")
             cli.write(text, end="")
@@ -203,7 +201,7 @@ class AudioFiles:
                     failed += 1
                     continue
                 source, name = self.sounds[index]
-                failed += not self.output.write(result, name)
+                failed += not self.output.save(result, name)
                 title = cli.one_line(source) if self._several else None
                 self._lines.put(index, self.output.text(result, title))
                 summary.texts += 1
