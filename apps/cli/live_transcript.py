@@ -3,7 +3,7 @@
 import shutil
 import signal
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
 from apps.cli import cli
@@ -21,18 +21,21 @@ from speculative.text.cues import stamp
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+@dataclass
 class LiveTranscript:
     """Prints txt word by word or, on a terminal, by lines, with the words that may still change below them. Files are written
     after each utterance."""
 
-    def __init__(
-        self, transcriber: Transcriber, options: TranscribeOptions, output: Output, name: str
-    ):
-        self._transcriber, self._options, self._output = transcriber, options, output
-        self._name = name  # of its files
-        self._live = transcriber.live(options, self._show)
+    transcriber: Transcriber
+    options: TranscribeOptions
+    output: Output
+    name: str  # of its files
+
+    def __post_init__(self):
+        self._live = self.transcriber.live(self.options, self._show)
         self._line = ""  # of the utterance so far
-        self._is_terminal = sys.stderr.isatty() and (sys.stdout.isatty() or not output.streamed)
+        is_apart = sys.stdout.isatty() or not self.output.streamed  # from what stdout gets
+        self._is_terminal = sys.stderr.isatty() and is_apart
 
     def transcribe(self, source: str, device: str | None, verbose: bool) -> None:
         """Transcribe what arrives until it ends or a signal comes."""
@@ -47,10 +50,10 @@ class LiveTranscript:
         befores = {number: signal.signal(number, stop) for number in _SIGNALS}
         reporter.note("listening; Ctrl-C ends it")
         tasks = [self._live.listen(pieces)]
-        transcript = result_of(self._transcriber.transcribe_all(tasks, self._options, 1))
-        if not self._output.save(transcript, self._name):
+        transcript = result_of(self.transcriber.transcribe_all(tasks, self.options, 1))
+        if not self.output.save(transcript, self.name):
             raise InputError("the transcript could not be written")
-        cli.write(self._output.text(transcript, None), end="")
+        cli.write(self.output.text(transcript, None), end="")
         if verbose:
             summary.texts = len(transcript.segments)
             summary.stats = transcript.stats
@@ -60,7 +63,7 @@ class LiveTranscript:
         new = heard.text
         if not self._line:
             new = new.lstrip()
-            if new and self._output.layout.times:
+            if new and self.output.layout.times:
                 new = f"[{stamp(heard.start, False, '.')}] {new}"
         self._line += new
         is_over = heard.end is not None
@@ -69,11 +72,11 @@ class LiveTranscript:
             shown = "" if is_over else (self._line + heard.rest).strip()[-width:]
             print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
             new = self._line if is_over else ""
-        if self._output.streamed:
+        if self.output.streamed:
             cli.write(new, end="\n" if is_over and self._line else "")
-        writes = is_over and self._line and self._output.folder
+        writes = is_over and self._line and self.output.folder
         # What cannot be written is printed at the end.
-        if writes and not [*self._output.write(self._live.transcript(), self._name)]:
-            self._output = replace(self._output, force=True)  # they are its own
+        if writes and not [*self.output.write(self._live.transcript(), self.name)]:
+            self.output = replace(self.output, force=True)  # they are its own
         if is_over:
             self._line = ""
