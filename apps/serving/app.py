@@ -18,13 +18,15 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from apps.serving.answers import AnswerWriter, ResponseWriter, Thinking, pieces
+from apps.serving.answers import Answer
 from apps.serving.audio import Speech
 from apps.serving.bodies import parse
+from apps.serving.completions import CompletionWriter
 from apps.serving.engine import Engine
 from apps.serving.gate import Gate, Limits
 from apps.serving.realtime import Realtime
 from apps.serving.requests import Chat, Completion, ResponseRequest
+from apps.serving.responses import ResponseWriter
 from apps.serving.translation import Translations
 from apps.serving.translation_routes import DeepL, LibreTranslate
 from apps.serving.transport import ERRORS, failure, read_body, steps_of, stream_of, while_there
@@ -33,6 +35,8 @@ from apps.speech.transcriber import Transcriber
 from decoder import Content
 from speculative.step.row import Row
 from speculative.step.sampling import RowSeeds
+from speculative.text.thinking import Thinking
+from speculative.text.tokenizer import token_names
 
 _MAX_TAG = 16  # tokens of a think tag and the white space after it
 _PAGE = (Path(__file__).parent / "page.html").read_text(encoding="utf-8")
@@ -55,7 +59,7 @@ class Api:
 
     def __post_init__(self):
         decoder = self.engine.decoder
-        self._piece = pieces(decoder.tokenizer, decoder.maker.hidden)
+        self._named = token_names(decoder.tokenizer, decoder.maker.hidden)
         self._chat = decoder.text.chat
         self._listed = {
             "id": self.gate.name,
@@ -140,7 +144,7 @@ class Api:
             ends = {step.row: step.now async for step in steps}
             return JSONResponse(writer.whole(ends))
 
-    def _writer(self, request: Completion | Chat) -> AnswerWriter:
+    def _writer(self, request: Completion | Chat) -> CompletionWriter | ResponseWriter:
         """The writer of a request's answer. Raises InputError for what the model cannot take."""
         decoder = self.engine.decoder
         limit = self.limits.answer_tokens
@@ -149,14 +153,15 @@ class Api:
         if isinstance(request, Completion):
             prompts = request.prompt
         else:
-            prompts = [request.prompt(self._chat, self.template)]
+            prompts = [request.prompt(self._chat, self.template, options.tools)]
         seeds = RowSeeds(options.seed)
         rows = []
         for prompt in prompts:
             rows += decoder.maker.rows(prompt, options, seeds, self.limits.prompt_tokens)
-        kind = ResponseWriter if isinstance(request, ResponseRequest) else AnswerWriter
-        thinking = {row: self._thinking(request, row) for row in rows}
-        return kind(request, thinking, self.gate.name, self._piece)
+        answers = [Answer(row, self._thinking(request, row)) for row in rows]
+        if isinstance(request, ResponseRequest):
+            return ResponseWriter(request, answers[0], self.gate.name)
+        return CompletionWriter(request, answers, self.gate.name, self._named)
 
     def _thinking(self, request: Completion | Chat, row: Row) -> Thinking:
         """A splitter of a row's text. A text in a given form has no thoughts."""

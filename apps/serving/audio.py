@@ -14,7 +14,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from apps.serving import answers
 from apps.serving.bodies import validated
 from apps.serving.engine import Engine, Refused
 from apps.serving.gate import Gate, Limits
@@ -31,6 +30,7 @@ from speculative.step.driver import Task
 from speculative.step.row import Stats
 from speculative.text.languages import name_in
 from speculative.text.scripts import AFTER, BEFORE
+from speculative.text.tokenizer import token_names
 
 OPENAI_NAMES = ("whisper-*", "gpt-*transcribe*", "gpt-*-whisper", "distil-whisper-*")  # patterns
 _MARKS = string.whitespace + BEFORE + AFTER  # around words, of which OpenAI's have none
@@ -166,7 +166,7 @@ async def _events(
         event: dict[str, Any] = {"type": "transcript.text.delta", "delta": segment.text}
         if transcriber:
             is_text = transcriber.special.is_text
-            piece = answers.pieces(transcriber.tokenizer, ())
+            piece = token_names(transcriber.tokenizer, ())
             texts = (piece(t, False)[0] if is_text(t) else "" for t in segment.tokens)
             event["origins"] = [*zip(texts, segment.origins, strict=True)]
             event["stats"] = {"tokens": stats.tokens, **stats.drafting}

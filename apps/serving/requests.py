@@ -276,8 +276,11 @@ class Chat(Fields):
         form = dict(functions=functions, marks=(start, between, end))
         return form | {"or_text": bool(marks) and is_auto} if functions else None
 
-    def prompt(self, chat: ChatTemplate | None, settings: Mapping[str, Any]) -> Prompt:
-        """The prompt for this chat template. settings: the server's arguments for it. InputError for what it cannot use."""
+    def prompt(
+        self, chat: ChatTemplate | None, settings: Mapping[str, Any], calls: Mapping | None = None
+    ) -> Prompt:
+        """The prompt for this chat template. settings: the server's arguments for it; calls: see `calls`. InputError for
+        what the template cannot use."""
         source = chat.jinja if chat else ""
         template = dict(settings)
         more = self.model_extra or {}
@@ -291,7 +294,7 @@ class Chat(Fields):
             raise InputError("reasoning_effort: this model's chat template always thinks")
         given = {"reasoning_effort", "continue_final_message", "add_generation_prompt"}
         template |= self.model_dump(include=given, exclude_none=True)
-        if self.calls(chat) and _uses(source, "tools"):
+        if calls and _uses(source, "tools"):
             functions = self.model_dump(include={"tools"}, exclude_none=True)["tools"]
             template["tools"] = [{"type": each.pop("type"), "function": each} for each in functions]
         for name in self.chat_template_kwargs.keys() - {*_SWITCHES, *_LANGUAGES}:

@@ -118,6 +118,24 @@ def token_bytes(tokenizer: Tokenizer, hidden: Container[int]) -> Callable[[int],
     return own
 
 
+def token_names(
+    tokenizer: Tokenizer, hidden: Container[int]
+) -> Callable[[int, bool], tuple[str, bytes]]:
+    """A function that gives a token's name and bytes: with the space before it, unless it is a text's first."""
+    bytes_of = token_bytes(tokenizer, hidden)
+
+    def named(token: int, first: bool) -> tuple[str, bytes]:
+        text = bytes_of(token)
+        if not text:  # special: shown unless it is hidden
+            name = tokenizer.id_to_token(token) or ""
+            return name, b"" if token in hidden else name.encode()
+        if first and not tokenizer.decode([token]).startswith(" "):
+            text = text.removeprefix(b" ")
+        return text.decode(errors="backslashreplace"), text
+
+    return named
+
+
 def byte_tokenizer(extra_ids: int = 125) -> Tokenizer:
     """byT5's tokenizer: each token is a byte, with the id byte + 3 (Xue et al. 2022, arXiv 2105.13626)."""
     character = byte_characters()

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from apps.serving.answers import AnswerWriter, Calls, Thinking
+from apps.serving.answers import Answer, Calls
 from apps.serving.bodies import IGNORED, NEUTRAL, SERVER_WIDE, parse
+from apps.serving.completions import CompletionWriter
 from apps.serving.engine import START, Progress
 from apps.serving.requests import Chat, Completion, ResponseRequest
 from apps.serving.transport import RowStep
@@ -21,6 +22,7 @@ from speculative.step.options import DECLARED, Options
 from speculative.step.processors import CountPenalty
 from speculative.step.row import Row, Stats
 from speculative.text.text_side import ChatTemplate
+from speculative.text.thinking import Thinking
 
 FIELDS = json.loads("""{
     "max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "seed": 3, "stop": ["a", "b"], "logprobs": 2, "num_draft": 3,
@@ -318,7 +320,7 @@ def test_where_the_template_marks_calls_the_model_chooses(fields, called, marks)
     tools = request.options(Options(), chat=TOLD).tools
     assert (tools and tools["marks"]) == marks
     assert not called or tools["or_text"] == (called == "may")
-    assert ("tools" in request.prompt(TOLD, {}).template_kwargs) == bool(called)
+    assert ("tools" in request.prompt(TOLD, {}, tools).template_kwargs) == bool(called)
 
 
 def test_functions_of_older_clients_are_tools_and_are_called_in_their_form():
@@ -348,7 +350,7 @@ def test_arguments_for_a_template_are_languages_or_its_own():
     request = parsed(fields, Chat)
     options = request.options(Options(target_lang="fr"))
     assert (options.source_lang, options.target_lang) == ("en", "de")
-    prompt = request.prompt(chat, {"enable_thinking": False, "of_server": 1})
+    prompt = request.prompt(chat, {"enable_thinking": False, "of_server": 1}, options.tools)
     assert prompt.template_kwargs == {
         **kwargs,
         "reasoning_effort": "none",
@@ -393,9 +395,9 @@ NAMES = sorted({*DECLARED_HERE, *DECLARED, *NEUTRAL, *IGNORED, *SERVER_WIDE})
 def test_no_body_raises_anything_else(fields, kind, garbage):
     try:
         request = parsed(fields, kind)
-        request.options(Options())
+        options = request.options(Options())
         if isinstance(request, Chat):
-            request.prompt(ChatTemplate(str, "user tools"), {})
+            request.prompt(ChatTemplate(str, "user tools"), {}, options.tools)
     except InputError as error:
         assert "\n" not in str(error)
     with pytest.raises(InputError) as refused:
@@ -463,10 +465,10 @@ def rows(count: int, **options) -> list[Row]:
     return made
 
 
-def writer(fields, of_rows, kind=Completion) -> AnswerWriter:
-    thinking = {row: Thinking(None) for row in of_rows}
+def writer(fields, of_rows, kind=Completion) -> CompletionWriter:
+    answers = [Answer(row, Thinking(None)) for row in of_rows]
     request = parsed(fields, kind)
-    return AnswerWriter(request, thinking, "model", lambda token, first: (f"t{token}", b"x"))
+    return CompletionWriter(request, answers, "model", lambda token, first: (f"t{token}", b"x"))
 
 
 HALF = Progress(1, None, Stats(tokens=1))

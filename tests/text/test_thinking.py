@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from helpers import causal_folders
 
-from apps.serving.answers import Thinking
 from decoder import load
 from speculative.common.errors import InputError
 from speculative.text.text_side import ChatTemplate, Prompt
+from speculative.text.thinking import Thinking
 
 MARKS = ("<think>", "</think>")
 # As Qwen3's ends; a template such as DeepSeek-R1's begins to think itself.

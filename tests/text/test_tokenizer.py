@@ -14,14 +14,18 @@ from helpers.texts import AWKWARD, SHARED, assert_same_tokenizer, needs_shared, 
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import AutoTokenizer, ByT5Tokenizer, T5Tokenizer
 
-from apps.serving.answers import pieces as named_pieces
 from demo.training.tasks import held_out_example
 from speculative.common.errors import InputError
 from speculative.models.encoder_decoder import EncoderDecoder
 from speculative.models.loading import _text_side
 from speculative.models.t5 import FAMILY, write_tokenizer
 from speculative.text.rows import TextStream
-from speculative.text.tokenizer import byte_tokenizer, load_tokenizer, shared_vocabulary
+from speculative.text.tokenizer import (
+    byte_tokenizer,
+    load_tokenizer,
+    shared_vocabulary,
+    token_names,
+)
 from speculative.text.tokenizer_files import save
 
 EMBEDDED = DEMO / "draft"
@@ -191,10 +195,10 @@ def test_bytes_that_make_no_character_do_not_end_the_stream():
     stream = TextStream(tokenizer, set())
     assert [stream.push([t]) for t in tokens] == ["p", "\n", "", "", "\ufffd\ufffdq", " p", "\n"]
     assert stream.finish() == ""
-    named = [named_pieces(tokenizer, {0})(token, i == 0) for i, token in enumerate((*tokens, 0))]
+    named = [token_names(tokenizer, {0})(token, i == 0) for i, token in enumerate((*tokens, 0))]
     assert [own for _, own in named] == [b"p", b"\n", b"\xf0", b"\xf1", b"q", b" p", b"\n", b""]
     assert [name for name, _ in named[2:]] == ["\\xf0", "\\xf1", "q", " p", "\n", "<unk>"]
-    assert named_pieces(byte_tokenizer(), {0, 1})(259, True) == ("<extra_id_0>", b"<extra_id_0>")
+    assert token_names(byte_tokenizer(), {0, 1})(259, True) == ("<extra_id_0>", b"<extra_id_0>")
 
 
 def test_sentinels_are_text_and_other_special_tokens_are_not(tmp_path):
