@@ -11,15 +11,15 @@ import json
 import sys
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from apps.cli import cli, flags
 from apps.cli.chat import chat
-from apps.cli.display import Display, Summary, show_legend, to_json
+from apps.cli.display import Display, show_legend
 from apps.cli.models import Models, note_alone, open_decoder
+from apps.cli.prompt import decode_prompt, read_prompt
 from apps.cli.prompt_files import FileTask, decode_file
-from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
+from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder
 from speculative.common.errors import InputError
 from speculative.models.ranks import Ranks, session
 from speculative.step.options import FORMS
@@ -42,6 +42,15 @@ def parse_args(argv: list[str] | None = None):
         prog="main.py",
         description="Generate text speculatively: the target's own output, in fewer passes through it.",
     )
+    add_flags(parser)
+    args = parser.parse_args(argv)
+    if not (sys.argv[1:] if argv is None else argv):
+        parser.exit(cli.USAGE_ERROR, WITHOUT_PROMPT)
+    check(args, parser)
+    return args
+
+
+def add_flags(parser: cli.Parser) -> None:
     flag = parser.add_argument
     flags.add_shared(parser, *flags.MODELS, "--distill")
     # fmt: off
@@ -69,9 +78,10 @@ def parse_args(argv: list[str] | None = None):
          help="on a terminal, colour each token by its origin: a form, prompt lookup, the draft model, the target in "
          "place of a rejected token, or the target's own")
     # fmt: on
-    args = parser.parse_args(argv)
-    if not (sys.argv[1:] if argv is None else argv):
-        parser.exit(cli.USAGE_ERROR, WITHOUT_PROMPT)
+
+
+def check(args, parser: cli.Parser) -> None:
+    """Exit with a message if the flags do not fit together."""
     if [args.prompt is not None, args.prompt_file is not None, args.chat].count(True) != 1:
         parser.error("give one of --prompt, --prompt-file and --chat")
     flags.check_models(args, parser)
@@ -85,43 +95,6 @@ def parse_args(argv: list[str] | None = None):
         parser.error("--prefill-response goes with neither --chat nor --memory-append")
     if args.show_draft and args.json:
         parser.error("--show-draft colours text; with --json, read the field origins instead")
-    return args
-
-
-def read_prompt(argument: str) -> str:
-    if argument != "-":
-        return argument
-    try:
-        return sys.stdin.buffer.read().decode("utf-8-sig")  # drops a byte-order mark
-    except UnicodeDecodeError:
-        raise InputError("standard input is not UTF-8 text") from None
-
-
-def decode_prompt(
-    prompt: Content,
-    decoder: SpeculativeDecoder,
-    options: Options,
-    display: Display,
-    remember: Callable[[Response], None],
-) -> None:
-    """Decode one prompt, streaming its text to stdout."""
-    summary = Summary()
-    if display.as_json or options.num_samples > 1:
-        for response in decoder.batch_generate([prompt], **vars(options)):
-            print(to_json(0, response) if display.as_json else display.text(response))
-            summary.add(response)
-            remember(response)
-    else:
-        text = ""
-        for response in decoder.stream_generate(prompt, **vars(options)):
-            print(display.text(response), end="", flush=True)
-            text += response.text
-        print()
-        summary.add(response)
-        remember(replace(response, text=text))
-    summary.print(decoder, display.verbose)
-    if summary.failed:
-        sys.exit(cli.INPUT_ERROR)
 
 
 def unused(given: dict, options: Options) -> list[tuple[Sequence[str], str]]:
@@ -162,53 +135,52 @@ def check_ranks(args, ranks: Ranks) -> None:
     )
 
 
+def remembering(
+    file: MemoryFile | None, decoder: SpeculativeDecoder, options: Options, ranks: Ranks
+) -> Callable[[Response], None]:
+    """A function that adds a text to the file if it is finished and new."""
+    if file is None or ranks.rank:
+        return lambda response: None
+    asked = options.source_lang, options.target_lang, options.prompt_template
+    languages = decoder.text.resolve_languages(*asked)
+
+    def remember(response: Response) -> None:
+        pair = Pair(response.prompt, response.text, *languages)
+        is_whole = response.finish_reason == "stop" and response.sample == 0
+        if is_whole and decoder.memory and pair not in decoder.memory:
+            file.append(pair)
+
+    return remember
+
+
 def run_command(args, ranks: Ranks) -> None:
     """Do what the command line asks for."""
     options = flags.options_of(args)
     flags.note_unused(vars(args), unused(vars(args), options))
-    path = None if args.prompt_file in (None, "-") else Path(args.prompt_file)
     if ranks.size > 1:
         check_ranks(args, ranks)
-    elif path:
-        path.stat()  # report a missing file before models are loaded
+    elif args.prompt_file not in (None, "-"):
+        Path(args.prompt_file).stat()  # report a missing file before models are loaded
     flags.check_apart(args, [("--output", args.output)])
     memory_file = MemoryFile(args.memory) if args.memory_append else None  # created if needed
     models = Models.of(args)
     decoder = open_decoder(models, options, ranks, args.verbose)
-    memory = decoder.memory
     prompt_format = decoder.text.prompt_format(
-        args.system_prompt,
-        args.chat_template_config,
-        args.ignore_chat_template,
-        args.prefill_response,
-    )
+        args.system_prompt, args.chat_template_config, args.ignore_chat_template, args.prefill_response
+    )  # fmt: skip
     display = Display(args.json, args.verbose, args.show_draft and show_legend())
-
-    def remember(response: Response) -> None:
-        """Add the text to the memory if it is finished and new."""
-        is_whole = response.finish_reason == "stop" and response.sample == ranks.rank == 0
-        if memory_file and memory and is_whole:
-            languages = decoder.text.resolve_languages(
-                options.source_lang, options.target_lang, options.prompt_template
-            )
-            pair = Pair(response.prompt, response.text, *languages)
-            if pair not in memory:
-                memory_file.append(pair)
-
+    remember = remembering(memory_file, decoder, options, ranks)
     if args.chat:
         chat(decoder, options, prompt_format, display)
-        return
-    if args.prompt_file is None:
+    elif args.prompt_file is None:
         prompt = prompt_format.prompt(read_prompt(args.prompt))
         decode_prompt(prompt, decoder, options, display, remember)
-        return
-    note_alone(decoder)
-    batch_size = args.batch_size or BATCH_SIZE
-    stamp = ""
-    if args.output:
-        stamp = models.stamp()
-    task = FileTask(args.prompt_file, args.output, batch_size, stamp, args.force)
-    decode_file(task, decoder, options, prompt_format, display, ranks, remember)
+    else:
+        note_alone(decoder)
+        stamp = models.stamp() if args.output else ""
+        batch_size = args.batch_size or BATCH_SIZE
+        task = FileTask(args.prompt_file, args.output, batch_size, stamp, args.force)
+        decode_file(task, decoder, options, prompt_format, display, ranks, remember)
 
 
 def main() -> None:

@@ -37,38 +37,9 @@ try:
     from apps.serving.engine import Engine
     from apps.serving.gate import Gate, Limits, allowed_hosts, in_url
 except ImportError as error:
-    sys.exit(f"serve.py needs more packages ({error}): pip install -r requirements-serve.txt")
+    sys.exit(f"serve.py needs more packages ({error}): pip install -r requirements-apps.txt")
 
 MAX_TOKENS = 4096  # of a prompt and of an answer, where the model has no limit
-LIMIT = f"(default: the model's limit, or {MAX_TOKENS})"
-NAME = "the model's name in /v1/models and in answers (default: the last part of --model)"
-HOSTS = "more names, with commas, by which requests may address the server; *: any (default: none)"
-ORIGINS = (
-    "web pages and browser extensions, with commas, that may send requests (CORS), or patterns of them such as"
-    " moz-extension://*; *: any (default: only the server's)"
-)
-
-
-def split(names: str) -> list[str]:
-    """The names of a list with commas."""
-    return [name.strip() for name in names.split(",") if name.strip()]
-
-
-FLAGS: dict[str, tuple[Any, Any, str]] = {  # flag and metavar: type, default, help
-    "--host HOST": (cli.name, "127.0.0.1", "address to listen on; 0.0.0.0: all of this machine's"),
-    "--port PORT": (int, 8080, "port to listen on; 0: any free one"),
-    "--api-key KEY": (cli.name, None, "answer only clients that send this key (default: no key)"),
-    "--allowed-hosts NAMES": (split, (), HOSTS),
-    "--allowed-origins ORIGINS": (split, (), ORIGINS),
-    "--served-model-name NAME": (cli.name, None, NAME),
-    "--batch-size N": (cli.positive, BATCH_SIZE, "prompts to decode in one batch"),
-    "--queue N": (cli.positive, 256, "prompts or files that may wait: raise it if clients get 503"),
-    "--max-prompt-tokens N": (cli.positive, None, f"longest prompt to accept, in tokens {LIMIT}"),
-    "--max-request-tokens N": (cli.positive, None, f"longest answer, in tokens {LIMIT}"),
-    "--max-seconds N": (cli.positive, 3600, "longest audio to accept, in seconds"),
-    "--max-upload N": (cli.positive, 25, "largest audio file or document to accept, in MB"),
-    "--upload-seconds N": (cli.positive, 30, "seconds in which such a file must arrive"),
-}
 OF_TEXT = {
     *(DECLARED.keys() - {"num_draft", "acceptance", "delta"}),
     *("memory", "draft_vocabulary", "prefix_cache", "chat_template_config", "extra_eos_token"),
@@ -79,27 +50,66 @@ UVICORN: dict[str, Any] = dict(
 )
 
 
+def split(names: str) -> list[str]:
+    """The names of a list with commas."""
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
 def parse_args(argv: list[str] | None = None):
-    summary = "Serve a model over HTTP with OpenAI's, LibreTranslate's and DeepL's protocols."
-    parser = cli.Parser(prog="serve.py", description=summary)
+    parser = cli.Parser(
+        prog="serve.py",
+        description="Serve a model over HTTP with OpenAI's, LibreTranslate's and DeepL's protocols.",
+        epilog="The decoding options are defaults; a request may set its own. No beam search.",
+    )
+    add_flags(parser)
+    args = parser.parse_args(argv)
+    check(args, parser)
+    return args
+
+
+def add_flags(parser: cli.Parser) -> None:
+    limit = f"(default: the model's limit, or {MAX_TOKENS})"
+    flag = parser.add_argument
     add_shared(parser, *MODELS, "--distill")
-    for names, (kind, default, text) in FLAGS.items():
-        name, metavar = names.split()
-        description = text if "(default" in text else f"{text} (default: %(default)s)"
-        parser.add_argument(name, metavar=metavar, type=kind, default=default, help=description)
+    # fmt: off
+    flag("--host", type=cli.name, default="127.0.0.1",
+         help="address to listen on; 0.0.0.0: all of this machine's (default: %(default)s)")
+    flag("--port", type=int, metavar="PORT", default=8080, help="port to listen on; 0: any free one (default: %(default)s)")
+    flag("--api-key", type=cli.name, metavar="KEY", help="answer only clients that send this key (default: no key)")
+    flag("--allowed-hosts", type=split, metavar="NAMES", default=(),
+         help="more names, with commas, by which requests may address the server; *: any (default: none)")
+    flag("--allowed-origins", type=split, metavar="ORIGINS", default=(),
+         help="web pages and browser extensions, with commas, that may send requests (CORS), or patterns of them such as "
+         "moz-extension://*; *: any (default: only the server's)")
+    flag("--served-model-name", type=cli.name, metavar="NAME",
+         help="the model's name in /v1/models and in answers (default: the last part of --model)")
+    flag("--batch-size", type=cli.positive, metavar="N", default=BATCH_SIZE,
+         help="prompts to decode in one batch (default: %(default)s)")
+    flag("--queue", type=cli.positive, metavar="N", default=256,
+         help="prompts or files that may wait: raise it if clients get 503 (default: %(default)s)")
+    flag("--max-prompt-tokens", type=cli.positive, metavar="N", help=f"longest prompt to accept, in tokens {limit}")
+    flag("--max-request-tokens", type=cli.positive, metavar="N", help=f"longest answer, in tokens {limit}")
+    flag("--max-seconds", type=cli.positive, metavar="N", default=3600,
+         help="longest audio to accept, in seconds (default: %(default)s)")
+    flag("--max-upload", type=cli.positive, metavar="N", default=25,
+         help="largest audio file or document to accept, in MB (default: %(default)s)")
+    flag("--upload-seconds", type=cli.positive, metavar="N", default=30,
+         help="seconds in which such a file must arrive (default: %(default)s)")
     add_shared(parser, "--prefix-cache", "--chat-template-config", "--extra-eos-token")
-    parser.add_argument("--verbose", action="store_true", help="log requests to stderr")
-    parser.epilog = "The decoding options are defaults; a request may set its own. No beam search."
+    flag("--verbose", action="store_true", help="log requests to stderr")
+    # fmt: on
     add_shared(parser, "--memory")
     add_options(parser)
-    args = parser.parse_args(argv)
+
+
+def check(args, parser: cli.Parser) -> None:
+    """Exit with a message, or raise InputError, if the flags do not fit together."""
     check_models(args, parser)
     if args.max_request_tokens and vars(args).get("max_tokens", 0) > args.max_request_tokens:
         parser.error("--max-tokens is more than --max-request-tokens")
     beams = [name for name, declared in DECLARED.items() if declared.group == "beams"]
     refuse(args, beams, "the server does not search with beams")
     replace(options_of(args), temp=1.0)  # InputError if no request could sample
-    return args
 
 
 def refuse(args, names: Iterable[str], why: str) -> None:

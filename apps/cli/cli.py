@@ -141,7 +141,7 @@ def gigabytes(text: str) -> float:
 
 
 @contextmanager
-def bar(title: str, total: int, unit: str, delay: float) -> Iterator[Advance]:
+def bar(title: str, total: int | None, unit: str, delay: float) -> Iterator[Advance]:
     """A bar on stderr, where that is a terminal; one that appears late vanishes at its end."""
     from tqdm import tqdm
 

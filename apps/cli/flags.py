@@ -28,53 +28,37 @@ FILES = ("draft_vocabulary", "terms", "memory", "reference", "prompt_file")
 DOCUMENTS = ("documents", "document", "audio")
 
 MODELS = ("--model", "--adapter-path", "--draft-model", "--draft-vocabulary")
+# fmt: off
 SHARED: dict[str, dict[str, Any]] = {  # flags of several commands
     "--model": dict(type=cli.name, help=f"{cli.MODEL} (default: the demo models)"),
     "--adapter-path": dict(
-        type=cli.name,
-        action=cli.Once,
-        help="an adapter of --model, a folder or a name on the hub (default: none)",
-    ),
+        type=cli.name, action=cli.Once, help="an adapter of --model, a folder or a name on the hub (default: none)"),
     "--draft-model": dict(
-        type=cli.name,
-        help="a smaller model with the same vocabulary (default: none, or the demo's)",
-    ),
+        type=cli.name, help="a smaller model with the same vocabulary (default: none, or the demo's)"),
     "--draft-vocabulary": dict(
-        type=cli.name,
-        metavar="FILE",
+        type=cli.name, metavar="FILE",
         help="make a draft model faster, with the same output: it chooses only among the tokens in this text file or translation "
-        "memory; auto: those written so far, once few are new (default: all; auto if it is made from the model itself)",
-    ),
+        "memory; auto: those written so far, once few are new (default: all; auto if it is made from the model itself)"),
     "--distill": dict(
-        type=cli.folder,
-        nargs="?",
-        const=Path(),
-        metavar="FOLDER",
+        type=cli.folder, nargs="?", const=Path(), metavar="FOLDER",
         help="make a draft model from this run's own outputs while it runs, once the work that is left pays for training; "
-        "kept in FOLDER (or where distill.py writes) for the next run (default: off)",
-    ),
+        "kept in FOLDER (or where distill.py writes) for the next run (default: off)"),
     "--memory": dict(
-        type=cli.path,
-        metavar="FILE",
+        type=cli.path, metavar="FILE",
         help="a translation memory: draft tokens are copied from the output of a similar earlier prompt; JSON lines, "
-        f"or a file with a name in {', '.join(TABLES + XML)} (default: none)",
-    ),
+        f"or a file with a name in {', '.join(TABLES + XML)} (default: none)"),
     "--memory-append": dict(action="store_true", help="add this run's prompts and outputs to it"),
     "--prefix-cache": dict(
-        type=cli.gigabytes,
-        metavar="GB",
+        type=cli.gigabytes, metavar="GB",
         help="RAM for what a decoder-only model has read: a prompt that begins as an earlier one did is not read "
-        "again from its start; 0: keep nothing (default: a tenth of the RAM)",
-    ),
+        "again from its start; 0: keep nothing (default: a tenth of the RAM)"),
     "--chat-template-config": dict(
-        type=lambda text: json_value(dict, text, key=str),
-        metavar="JSON",
-        help='arguments for the chat template: {"enable_thinking": false}',
-    ),
+        type=lambda text: json_value(dict, text, key=str), metavar="JSON",
+        help='arguments for the chat template: {"enable_thinking": false}'),
     "--extra-eos-token": dict(
-        nargs="+", metavar="TOKEN", help="further tokens that end an output, by name: </answer>"
-    ),
+        nargs="+", metavar="TOKEN", help="further tokens that end an output, by name: </answer>"),
 }
+# fmt: on
 
 
 def add_shared(parser: cli.Parser, *names: str) -> None:
@@ -159,21 +143,31 @@ def add_options(
     parser: cli.Parser, without: Collection[str] = (), options: Mapping[str, Declared] = DECLARED
 ) -> None:
     """A flag for each option but those in `without`."""
-    names = {declared.group for declared in options.values()}
-    groups = {
-        name: parser.add_argument_group(name, about)
-        for name, about in _GROUPS.items()
-        if name in names
-    }
-    for name, declared in options.items():
-        if declared.flags is not None and name not in without:
-            groups.get(declared.group, parser).add_argument(
-                f"--{name.replace('_', '-')}",
-                *declared.flags,
-                default=argparse.SUPPRESS,
-                help=f"{declared.help} (default: {declared.default})".replace("%", "%%"),
-                **reading(declared.values),
-            )
+    shown = {name: d for name, d in options.items() if d.flags is not None and name not in without}
+    groups: dict[str, Any] = {}
+    for name, declared in shown.items():
+        heading = _GROUPS.get(declared.group)
+        if heading and declared.group not in groups:
+            groups[declared.group] = parser.add_argument_group(declared.group, heading)
+        _add_option(groups.get(declared.group, parser), name, declared)
+
+
+def add_languages(parser: cli.Parser) -> None:
+    """--source-lang and --target-lang, as a command's only options. None: not given"""
+    for name in ("source_lang", "target_lang"):
+        _add_option(parser, name, DECLARED[name])
+    parser.set_defaults(source_lang=None, target_lang=None)
+
+
+def _add_option(parser: Any, name: str, declared: Declared) -> None:
+    """A flag for an option, on a parser or in a group of its flags."""
+    parser.add_argument(
+        f"--{name.replace('_', '-')}",
+        *declared.flags or (),
+        default=argparse.SUPPRESS,
+        help=f"{declared.help} (default: {declared.default})".replace("%", "%%"),
+        **reading(declared.values),
+    )
 
 
 def reading(values: Values) -> dict[str, Any]:

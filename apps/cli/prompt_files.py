@@ -30,6 +30,10 @@ _OBJECT = re.compile(rb'\s*\{\s*"(.*")?(prompt|messages)"\s*:')  # how JSON line
 _ARRAY = re.compile(rb'\s*\[\s*(["{]|$)')  # how a JSON array of texts or objects begins
 
 
+def name_of(path: str) -> str:
+    return "standard input" if path == "-" else cli.one_line(path)
+
+
 class PromptFile:
     """An iterator over the prompts of a file, one a line, which reads lines as needed.
 
@@ -47,7 +51,7 @@ class PromptFile:
     ):
         """path: "-" for standard input; prepare: makes a prompt of what a line has, None: to be passed over, or raises
         InputError"""
-        self.name = "standard input" if path == "-" else cli.one_line(path)
+        self.name = name_of(path)
         self._path = path
         self._report = report
         self._prepare = prepare
@@ -209,10 +213,10 @@ class FileTask:
     model: str = ""  # its stamp
     force: bool = False  # replace a file that exists
 
-    def size(self) -> tuple[int, int]:
-        """The lines and the bytes of a file; (0, 0) if only reading it tells."""
+    def size(self) -> tuple[int | None, int | None]:
+        """The lines and the bytes of a file; None if only reading it tells."""
         if self.path == "-" or not Path(self.path).is_file():
-            return 0, 0
+            return None, None
         with open(self.path, "rb") as file:
             return sum(1 for _ in file), os.fstat(file.fileno()).st_size
 
@@ -244,27 +248,22 @@ def decode_file(
     """Decode the prompts of a file. Report lines without a usable prompt; they make the exit code 1."""
     samples = options.num_samples
     summary = Summary()
-
-    def prepare(content: Content) -> Content:
-        prompt = prompt_format.prompt(content)
-        decoder.maker.check(prompt, options)
-        return prompt
-
-    def report(line: int, reason: str) -> None:
-        reporter.note(f"{file.name}, line {line}: {reason}")
-        for sample in range(samples):
-            put((line - 1) * samples + sample, "" if display.as_json else "\n")
-
+    prepare = functools.partial(_prepared, decoder, options, prompt_format)
     prepare("-")  # what fails for every prompt, such as a language, is said once
     with task.out(options.seed is not None) as (journal, put):
+
+        def report(line: int, reason: str) -> None:
+            reporter.note(f"{name_of(task.path)}, line {line}: {reason}")
+            for sample in range(samples):
+                put((line - 1) * samples + sample, "" if display.as_json else "\n")
+
         file = PromptFile(task.path, report, ranks, prepare)
         lines, size = task.size()
         if decoder.learner and size:
             decoder.learner.total = size
-        with progress(lines or None, display.verbose) as show_progress:
+        with progress(lines, display.verbose) as show_progress:
             for line, response in file.answers(decoder, task.batch_size, options, journal):
-                number = line * samples + response.sample
-                put(number, f"{display.line(line, response)}\n")
+                put(line * samples + response.sample, f"{display.line(line, response)}\n")
                 remember(response)
                 summary.add(response)
                 show_progress(summary.texts // samples)
@@ -277,20 +276,30 @@ def decode_file(
         sys.exit(cli.INPUT_ERROR)
 
 
+def _prepared(
+    decoder: SpeculativeDecoder, options: Options, prompt_format: PromptFormat, content: Content
+) -> Prompt:
+    """A prompt of what a line has. Raises InputError for what the model cannot take."""
+    prompt = prompt_format.prompt(content)
+    decoder.maker.check(prompt, options)
+    return prompt
+
+
 @contextmanager
 def progress(total: int | None, verbose: bool) -> Iterator[Callable[[int], None]]:
     """Yields a function that shows how many lines are done, in a bar on a terminal or, if `verbose`, in notes.
     total: lines; None: not known"""
-    from tqdm import tqdm
-
+    done = 0
     noted = time.perf_counter()
+    with reporter.bar("prompts", total, "", 0) as advance:
 
-    def show(lines: int) -> None:
-        nonlocal noted
-        bar.update(lines - bar.n)
-        if verbose and bar.disable and time.perf_counter() - noted >= NOTE_SECONDS:
-            noted = time.perf_counter()
-            reporter.note(f"{lines}/{total or '?'}")
+        def show(lines: int) -> None:
+            nonlocal done, noted
+            advance(lines - done)
+            done = lines
+            is_due = time.perf_counter() - noted >= NOTE_SECONDS
+            if verbose and is_due and not sys.stderr.isatty():
+                noted = time.perf_counter()
+                reporter.note(f"{lines}/{total or '?'}")
 
-    with tqdm(desc="prompts", unit="", total=total, disable=None) as bar:
         yield show

@@ -61,7 +61,7 @@ def read(path: Path, data: bytes, encoding: str | None = None, **options: Any) -
         parse = FORMATS[suffix]
         return decoded(partial(parse, **applied), data, encoding, _DECLARE.get(parse))
     except ImportError:
-        needed = f"{path.name} needs: pip install -r requirements-documents.txt"
+        needed = f"{path.name} needs: pip install -r requirements-apps.txt"
         raise InputError(needed) from None
     except InputError:
         raise

@@ -26,7 +26,7 @@ _HOLE = 0.1  # seconds without sound that silence stands in for; less is roundin
 _JUMP = 10  # seconds that are no hole where clocks may be set anew, as in broadcasts
 _EARLY = 1.0  # seconds by which a sound may be shorter than its file says
 
-WITHOUT_AV = "can be read without PyAV: pip install -r requirements-audio.txt"
+WITHOUT_AV = "can be read without PyAV: pip install -r requirements-apps.txt"
 
 Report = Callable[[str], None]
 Check = Callable[[float], None]

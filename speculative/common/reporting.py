@@ -12,12 +12,12 @@ Advance = Callable[[int], Any]  # called with how many units are done more
 @dataclass
 class Reporter:
     """note:    takes a line about what is being done
-    bar:     opens a bar with a title, for so many units (such as "B"), that appears after `delay` seconds
+    bar:     opens a bar with a title, for so many units (such as "B"; None: not known), that appears after `delay` seconds
     confirm: asks whether to go on; None: there is nobody to ask
     """
 
     note: Callable[[str], Any] = lambda line: None
-    bar: Callable[[str, int, str, float], AbstractContextManager[Advance]] = (
+    bar: Callable[[str, int | None, str, float], AbstractContextManager[Advance]] = (
         lambda title, total, unit, delay: nullcontext(lambda units: None)
     )
     confirm: Callable[[str], bool] | None = None

@@ -61,7 +61,7 @@ class Grammars:
         try:
             from llguidance import LLTokenizer, TokenizerWrapper
         except ImportError:
-            needed = "needs llguidance: pip install -r requirements-grammar.txt"
+            needed = "needs llguidance: pip install -r requirements-apps.txt"
             raise InputError(f"output in a given form {needed}") from None
         ends = list(self._config.eos_token_ids)
         if not ends:

@@ -20,7 +20,7 @@ class LanguageDetector:
         try:
             from py3langid.langid import MODEL_FILE, LanguageIdentifier
         except ImportError:
-            raise InputError("to detect languages: pip install -r requirements-serve.txt") from None
+            raise InputError("to detect languages: pip install -r requirements-apps.txt") from None
         identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
         identifier.set_languages([label for label in identifier.labels if label in self._codes])
         return identifier

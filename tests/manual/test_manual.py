@@ -187,7 +187,7 @@ def test_every_command_of_main_runs_and_prints_what_the_manual_says(name, work):
 
 def of_mlx_lm(program: str) -> set[str]:
     """The flags of an mlx-lm program."""
-    lm = pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
+    lm = pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-apps.txt")
     source = Path(lm.__file__).with_name(f"{program}.py").read_text(encoding="utf-8")
     return set(re.findall(r'"(--[a-z][\w-]*)"', source))
 
@@ -275,7 +275,7 @@ def test_python_in_the_manual_runs(name, work, monkeypatch):
 
 
 def test_the_table_of_memory_is_what_its_script_prints():
-    pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
+    pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-apps.txt")
     from docs.tools.memory_table import table
 
     assert table() in read("docs/models.md")

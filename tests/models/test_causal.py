@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
+pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-apps.txt")
 
 from helpers.causal_configs import WINDOW
 from helpers.causal_models import alone, build, prompts

@@ -9,7 +9,7 @@ import termios
 import mlx.core as mx
 import pytest
 
-pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
+pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-apps.txt")
 
 import tqdm
 from helpers import programs

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
+pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-apps.txt")
 
 from helpers import causal_folders
 from helpers.causal_models import alone, build, prompts
@@ -120,7 +120,7 @@ def test_what_mlx_lm_cannot_load_is_one_line(change, why, tmp_path, capsys):
 def test_without_mlx_lm_the_error_says_what_to_install(tmp_path, monkeypatch):
     causal_folders.write(tmp_path)
     monkeypatch.setitem(sys.modules, "mlx_lm.utils", None)
-    with pytest.raises(InputError, match=r"pip install -r requirements-lm\.txt"):
+    with pytest.raises(InputError, match=r"pip install -r requirements-apps\.txt"):
         causal_loading.load("x", tmp_path)
 
 

@@ -12,7 +12,7 @@ from random import Random
 import numpy as np
 import pytest
 
-pytest.importorskip("av", reason="PyAV is not installed: requirements-audio.txt")
+pytest.importorskip("av", reason="PyAV is not installed: requirements-apps.txt")
 
 import av
 from av.stream import Disposition
@@ -301,7 +301,7 @@ def test_without_pyav_wav_is_read(monkeypatch, channels):
 @pytest.mark.parametrize("name", [name for name in FILES if name != "wav"])
 def test_without_pyav_other_sound_is_refused(monkeypatch, name):
     monkeypatch.setattr(audio, "av", None)
-    message = "only 16000 Hz wav of 16 bits can be read without PyAV: pip install -r requirements-audio.txt"
+    message = "only 16000 Hz wav of 16 bits can be read without PyAV: pip install -r requirements-apps.txt"
     assert mistake(FILES[name]) == f"standard input: {message}"
 
 

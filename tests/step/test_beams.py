@@ -192,7 +192,7 @@ def test_barts_family():
 @pytest.mark.slow
 def test_a_decoder_only_model_of_mlx_lm():
     """Prompts of 1 to 20 tokens, which transformers fills up on the left."""
-    pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
+    pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-apps.txt")
     from helpers.causal_models import arguments, build
     from mlx.utils import tree_flatten
     from mlx_lm.models import llama

@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
+pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-apps.txt")
 
 from helpers import causal_folders
 from helpers.causal_configs import VOCAB

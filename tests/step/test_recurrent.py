@@ -3,7 +3,7 @@
 import mlx.core as mx
 import pytest
 
-pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
+pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-apps.txt")
 
 from helpers import causal_folders
 from helpers.causal_models import alone, build, prompts

@@ -74,7 +74,7 @@ def test_every_family_and_type(tmp_path, name, dtype):
 
 
 def test_a_decoder_only_model(tmp_path):
-    pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-lm.txt")
+    pytest.importorskip("mlx_lm", reason="mlx-lm is not installed: requirements-apps.txt")
     causal_folders.write(tmp_path)
     assert elsewhere(sizes, elsewhere(ready, tmp_path)) == [320, 2]
 
