@@ -49,81 +49,73 @@ class ResponseWriter:
         return f"event: {body['type']}\n{event_of(numbered)}"
 
     def _begin(self) -> Bodies:
-        yield {"type": "response.created", "response": self._response("in_progress", [])}
+        yield self._response("created", "in_progress", [])
         if self._answer.thinking.marks:
-            yield from self._added(_item("reasoning", "reasoning_text", summary=[]))
+            yield from self._add("reasoning", "reasoning_text", summary=[])
         if not self._answer.calls:
-            yield from self._added(_item("message", "output_text", role="assistant"))
+            yield from self._add("message", "output_text", role="assistant")
 
-    def _added(self, item: dict[str, Any]) -> Bodies:
-        """The events of a new item."""
+    def _add(self, kind: str, kind_of_part: str = "", **more: Any) -> Bodies:
+        """The events of a new item. kind_of_part: if it has a text"""
+        item = {"id": f"item_{uuid.uuid4().hex}", "type": kind, "status": "in_progress", **more}
         self._items.append(item)
-        index = len(self._items) - 1
-        if "content" not in item:
-            yield self._about(index, "output_item.added", item={**item})
+        if kind_of_part:
+            part = {"type": kind_of_part, "text": "", "annotations": []}
+            item["content"] = [part]
+            yield self._about(item, "output_item.added", item=item | {"content": []})
+            yield self._about(item, "content_part.added", part=part)
         else:
-            yield self._about(index, "output_item.added", item=item | {"content": []})
-            yield self._about(index, "content_part.added", part=item["content"][0])
+            yield self._about(item, "output_item.added", item=item)
 
     def _grow(self, step: RowStep) -> Bodies:
         thought, answer, calls = self._answer.take(step)
-        kinds = [item["type"] for item in self._items]
-        if answer and "message" not in kinds:
-            yield from self._added(_item("message", "output_text", role="assistant"))
-            kinds.append("message")
-        for kind, text in (("reasoning", thought), ("message", answer)):
+        if answer and not any(item["type"] == "message" for item in self._items):
+            yield from self._add("message", "output_text", role="assistant")
+        for item in self._items:
+            text = {"reasoning": thought, "message": answer}.get(item["type"])
             if text:
-                index = kinds.index(kind)
-                part = self._items[index]["content"][0]
+                part = item["content"][0]
                 part["text"] += text
-                yield self._about(index, f"{part['type']}.delta", delta=text, logprobs=[])
+                yield self._about(item, f"{part['type']}.delta", delta=text, logprobs=[])
         for i, name, arguments in calls:
             if name is not None:
                 call = {"call_id": self._answer.call_ids[i], "name": name, "arguments": ""}
-                yield from self._added(_item("function_call", **call))
-            index = len(self._items) - 1
+                yield from self._add("function_call", **call)
             if arguments:
-                self._items[index]["arguments"] += arguments
-                yield self._about(index, "function_call_arguments.delta", delta=arguments)
+                item = self._items[-1]
+                item["arguments"] += arguments
+                yield self._about(item, "function_call_arguments.delta", delta=arguments)
 
     def _end(self) -> Bodies:
-        status = "completed"
-        more: dict[str, Any] = {}
-        if self._answer.now.finish_reason == "length":
-            status = "incomplete"
-            more["incomplete_details"] = {"reason": "max_output_tokens"}
-        for index, item in enumerate(self._items):
+        is_cut = self._answer.now.finish_reason == "length"
+        status = "incomplete" if is_cut else "completed"
+        for item in self._items:
             item["status"] = status
             if item["type"] == "function_call":
                 arguments = item["arguments"]
-                yield self._about(index, "function_call_arguments.done", arguments=arguments)
+                yield self._about(item, "function_call_arguments.done", arguments=arguments)
             else:
                 part = item["content"][0]
-                yield self._about(index, f"{part['type']}.done", text=part["text"], logprobs=[])
-                yield self._about(index, "content_part.done", part=part)
-            yield self._about(index, "output_item.done", item=item)
-        usage = {_renamed(name): count for name, count in usage_of([self._answer]).items()}
-        response = self._response(status, self._items) | {"usage": usage, **more}
-        yield {"type": f"response.{status}", "response": response}
+                yield self._about(item, f"{part['type']}.done", text=part["text"], logprobs=[])
+                yield self._about(item, "content_part.done", part=part)
+            yield self._about(item, "output_item.done", item=item)
+        ended = self._response(status, status, self._items)
+        ended["response"]["usage"] = {
+            name.replace("prompt", "input").replace("completion", "output"): count
+            for name, count in usage_of([self._answer]).items()
+        }
+        if is_cut:
+            ended["response"]["incomplete_details"] = {"reason": "max_output_tokens"}
+        yield ended
 
-    def _about(self, index: int, kind: str, **more: Any) -> dict[str, Any]:
+    def _about(self, item: dict[str, Any], kind: str, /, **more: Any) -> dict[str, Any]:
         """An event about an item or its part."""
-        fields = {"item_id": self._items[index]["id"], "output_index": index}
-        if "content" in self._items[index]:
+        fields = {"item_id": item["id"], "output_index": self._items.index(item)}
+        if "content" in item:
             fields["content_index"] = 0
         return {"type": f"response.{kind}", **fields, **more}
 
-    def _response(self, status: str, items: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**self._head, "status": status, "output": items, "error": None}
-
-
-def _renamed(count: str) -> str:
-    """A count's name in this protocol."""
-    return count.replace("prompt", "input").replace("completion", "output")
-
-
-def _item(kind: str, kind_of_part: str | None = None, **more: Any) -> dict[str, Any]:
-    """An item, with one part if it has parts."""
-    if kind_of_part:
-        more["content"] = [{"type": kind_of_part, "text": "", "annotations": []}]
-    return {"id": f"item_{uuid.uuid4().hex}", "type": kind, "status": "in_progress", **more}
+    def _response(self, kind: str, status: str, items: list[dict[str, Any]]) -> dict[str, Any]:
+        """An event about the response."""
+        response = {**self._head, "status": status, "output": items, "error": None}
+        return {"type": f"response.{kind}", "response": response}
