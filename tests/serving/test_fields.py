@@ -1,28 +1,20 @@
-"""OpenAI's JSON: what its fields mean here, that nothing is passed over in silence, and that no body, however it is
+"""OpenAI's fields: what they mean here, that nothing is passed over in silence, and that no body, however it is
 made, raises anything but an InputError."""
 
-import asyncio
-import itertools
 import json
-from collections import Counter
 from dataclasses import replace
 
 import pytest
+from helpers.openai_requests import KINDS, NAMED, TOOL, options_of, parsed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from apps.serving.answers import Answer, Calls
 from apps.serving.bodies import IGNORED, NEUTRAL, SERVER_WIDE, parse
-from apps.serving.completions import CompletionWriter
-from apps.serving.engine import START, Progress
-from apps.serving.requests import Chat, Completion, ResponseRequest
-from apps.serving.transport import RowStep
+from apps.serving.requests import Chat, Completion
 from speculative.common.errors import InputError
 from speculative.step.options import DECLARED, Options
 from speculative.step.processors import CountPenalty
-from speculative.step.row import Row, Stats
 from speculative.text.text_side import ChatTemplate
-from speculative.text.thinking import Thinking
 
 FIELDS = json.loads("""{
     "max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "seed": 3, "stop": ["a", "b"], "logprobs": 2, "num_draft": 3,
@@ -30,19 +22,6 @@ FIELDS = json.loads("""{
     "no_repeat_ngram_size": 3, "bad_words_ids": [[4], [5, 6]], "suppress_tokens": [8], "forced_bos_token_id": 9,
     "forced_eos_token_id": 1, "source_lang": "eng_Latn", "target_lang": "deu_Latn"
 }""")
-CHAT = {"messages": [{"role": "user", "content": "x"}]}
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"required": ["a"]}}}
-NAMED = {"type": "function", "function": {"name": "g"}}
-KINDS = (Completion, Chat, ResponseRequest)
-
-
-def parsed(fields, kind=Completion) -> Completion | Chat:
-    given = {Chat: CHAT, ResponseRequest: {"input": "x"}}.get(kind, {"prompt": "x"})
-    return parse(json.dumps({**given, **fields}).encode(), kind)
-
-
-def options_of(fields, kind=Completion, defaults=Options()) -> Options:  # noqa: B008
-    return parsed(fields, kind).options(defaults)
 
 
 @pytest.mark.parametrize(
@@ -220,161 +199,6 @@ def test_what_is_off_or_bookkeeping_is_taken_and_forms_of_other_servers_have_a_h
     assert message.for_template("user") == {"role": "user", "content": "x"}
 
 
-def test_a_message_has_what_its_template_uses():
-    """A tool's call with its arguments themselves; where the template knows no tools, as the model wrote it."""
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    messages = [
-        {"role": "assistant", "content": None, "tool_calls": [call], "audio": None},
-        {"role": "tool", "tool_call_id": "1", "content": "r", "annotations": []},
-        {"role": "user", "content": ["a", {"type": "text", "text": "b"}], "color": "red"},
-    ]
-    called, result, user = parsed({"messages": messages}, Chat).messages
-    itself = call | {"function": {"name": "f", "arguments": {"a": 1}}}
-    first = called.for_template("{{ m.tool_calls }}")
-    assert first == {"role": "assistant", "content": "", "tool_calls": [itself]}
-    written = '{"name": "f", "arguments": {"a": 1}}'
-    assert called.for_template("x") == {"role": "assistant", "content": written}
-    assert result.for_template("x") == {"role": "user", "content": "r"}
-    assert result.for_template("tool")["role"] == "tool"
-    item = {"type": "function_call", "call_id": "1", **call["function"]}
-    output = {"type": "function_call_output", "call_id": "1", "output": "r"}
-    calls, answer = parsed({"input": [item, item, output]}, ResponseRequest).messages
-    assert calls.tool_calls == called.tool_calls * 2
-    assert answer.for_template("x") == result.for_template("x")
-    assert user.for_template("user color")["content"] == "ab"
-    with pytest.raises(InputError, match="no use for 'color'"):
-        user.for_template("user")
-
-
-@pytest.mark.parametrize(
-    "fields, called",
-    [
-        ({"tools": [TOOL]}, ["f"]),
-        ({"tools": [TOOL, NAMED]}, ["f", "g"]),
-        ({"tools": [TOOL, NAMED], "tool_choice": "required"}, ["f", "g"]),
-        ({"tools": [TOOL, NAMED], "tool_choice": NAMED}, ["g"]),
-        ({"tools": [TOOL, NAMED], "tool_choice": "none"}, []),
-        ({"tools": [TOOL, NAMED], "messages": [{"role": "tool", "content": "r"}]}, []),
-        ({"tools": []}, []),
-    ],
-)
-def test_the_tools_that_are_meant_give_the_form(fields, called):
-    request = parsed({**fields, "response_format": {"type": "json_object"}}, Chat)
-    options = request.options(Options())
-    functions = (options.tools or {}).get("functions", [])
-    assert [function["name"] for function in functions] == called
-    assert options.json_schema == {"type": "object"}
-
-
-@pytest.mark.parametrize("arguments", ["{}", r'{"a": "}\"{", "b": [{"c": {}}]}', '"}"', "-1.5"])
-def test_a_call_is_split_wherever_it_is_cut(arguments):
-    """Its name comes once, and its arguments never with the brace that ends the call."""
-    head = '{"name": "f", "arguments": '
-    text = f"{head}{arguments}}}"
-    for end, size in itertools.product(range(len(text) + 1), (1, 3, 99)):
-        calls = Calls("")
-        pushed = [calls.push(text[i : min(i + size, end)], False) for i in range(0, end, size)]
-        parts = [part for before, parts in [*pushed, calls.push("", True)] for part in parts]
-        assert [name for _, name, _ in parts if name] == ["f"] * (end >= len(head))
-        split = "".join(more for _, _, more in parts)
-        assert split == text[len(head) : min(end, len(text) - 1)]
-
-
-@pytest.mark.parametrize("mark", ["<call>", "[CALLS] ["])
-def test_a_text_and_its_calls_are_split_wherever_they_are_cut(mark):
-    """Also a call that is an argument of a call."""
-    arguments = ['{"a": "}{\\"name\\": \\""}', '{"b": {"name": "f", "arguments": {}}}']
-    called = [f'{{"name": "f{i}", "arguments": {x}}}' for i, x in enumerate(arguments)]
-    text = f"Let me see: <cal, [CA\n\n{mark}{' , '.join(called)} end"
-    for size in (1, 3, 7, 999):
-        calls = Calls(mark.split()[0])
-        pieces = [text[i : i + size] for i in range(0, len(text), size)]
-        pushed = [calls.push(piece, False) for piece in pieces] + [calls.push("", True)]
-        assert "".join(before for before, _ in pushed) == "Let me see: <cal, [CA"
-        parts = [part for _, parts in pushed for part in parts]
-        assert [name for _, name, _ in parts if name] == ["f0", "f1"] and len(calls.ids) == 2
-        for i in range(2):
-            assert "".join(more for j, _, more in parts if j == i) == arguments[i]
-    for rest in ("no <cal", "no call. \n"):
-        calls = Calls(mark)
-        assert calls.push(rest[:5], False)[0] + calls.push(rest[5:], True)[0] == rest
-
-
-TOLD = ChatTemplate(str, "tools tool_calls tool", calling=("<c>", "</c>"))
-TOLD.__dict__["call_marks"] = ("<c>", "</c><c>", "</c>")
-
-
-@pytest.mark.parametrize(
-    "fields, called, marks",
-    [
-        ({}, "may", ("<c>", "</c><c>", "</c>")),
-        ({"messages": [{"role": "tool", "content": "r"}]}, "may", ("<c>", "</c><c>", "</c>")),
-        ({"parallel_tool_calls": False}, "may", ("<c>", "", "</c>")),
-        ({"tool_choice": "required"}, "has to", ("<c>", "</c><c>", "</c>")),
-        ({"tool_choice": NAMED["function"] | {"name": "f"}}, "has to", ("<c>", "</c><c>", "</c>")),
-        ({"tool_choice": "none"}, "", None),
-    ],
-)
-def test_where_the_template_marks_calls_the_model_chooses(fields, called, marks):
-    request = parsed({"tools": [TOOL], **fields}, Chat)
-    tools = request.options(Options(), chat=TOLD).tools
-    assert (tools and tools["marks"]) == marks
-    assert not called or tools["or_text"] == (called == "may")
-    assert ("tools" in request.prompt(TOLD, {}, tools).template_kwargs) == bool(called)
-
-
-def test_functions_of_older_clients_are_tools_and_are_called_in_their_form():
-    function = {"name": "f", "arguments": '{"a": 1}'}
-    messages = [
-        {"role": "user", "content": "x"},
-        {"role": "assistant", "content": None, "function_call": function},
-        {"role": "function", "name": "f", "content": "r"},
-    ]
-    fields = {"functions": [TOOL["function"]], "function_call": {"name": "f"}, "messages": messages}
-    request, newer = (parsed(x, Chat) for x in (fields, {"tools": [TOOL]}))
-    assert request.tools == newer.tools and request.tool_choice.name == "f"
-    _, called, result = [m.for_template("tool_calls tool") for m in request.messages]
-    call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-    assert called["tool_calls"] == [call] and result["role"] == "tool"
-    (row,) = of_rows = rows(1, tools=request.options(Options()).tools)
-    row.texts = ['{"name": "f", "argu', 'ments": {"a": ', "1}}"]
-    (choice,) = writer(fields, of_rows, Chat).whole({row: END})["choices"]
-    assert choice["finish_reason"] == "function_call"
-    assert choice["message"]["function_call"] == function
-
-
-def test_arguments_for_a_template_are_languages_or_its_own():
-    chat = ChatTemplate(str, "{{ enable_thinking }}{{ tools }}{{ user }}", ("<t>", "</t>"))
-    kwargs = {"source_lang_code": "en", "target_lang_code": "de", "enable_thinking": True}
-    fields = {"chat_template_kwargs": kwargs, "reasoning_effort": "none", "tools": [TOOL]}
-    request = parsed(fields, Chat)
-    options = request.options(Options(target_lang="fr"))
-    assert (options.source_lang, options.target_lang) == ("en", "de")
-    prompt = request.prompt(chat, {"enable_thinking": False, "of_server": 1}, options.tools)
-    assert prompt.template_kwargs == {
-        **kwargs,
-        "reasoning_effort": "none",
-        "of_server": 1,
-        "tools": [TOOL],
-    }
-    for fields, reason in (
-        ({"chat_template_kwargs": {"enable_thinkng": True}}, "no use for 'enable_thinkng'"),
-        ({"reasoning_effort": "none"}, "always thinks"),
-    ):
-        with pytest.raises(InputError, match=reason):
-            parsed(fields, Chat).prompt(replace(chat, jinja="user"), {})
-
-
-def test_a_chats_parts_are_its_text():
-    parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]
-    messages = [{"role": "system", "content": "a"}, {"role": "user", "content": parts}]
-    request = parsed({"messages": messages}, Chat)
-    assert [message.content for message in request.messages] == ["a", "bc"]
-    parts[0] = {"type": "image_url", "image_url": {"url": "x"}}
-    with pytest.raises(InputError, match=r"messages\.1\.content has to be text here, not pictures"):
-        parsed({"messages": messages}, Chat)
-
-
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
@@ -382,6 +206,8 @@ VALUES = st.recursive(
     ),
     max_leaves=8,
 )
+
+
 DECLARED_HERE = {field.alias or name for kind in KINDS for name, field in kind.model_fields.items()}
 NAMES = sorted({*DECLARED_HERE, *DECLARED, *NEUTRAL, *IGNORED, *SERVER_WIDE})
 
@@ -449,69 +275,3 @@ def test_a_value_out_of_range_is_told_in_the_requests_names(fields, message):
     with pytest.raises(InputError) as refused:
         parsed(fields).options(Options(), 9)
     assert str(refused.value) == message
-
-
-# ---------------------------------------------------------------------------------------------
-# Answers
-
-
-def rows(count: int, **options) -> list[Row]:
-    made = [Row([5, 6, 7], Options(**options)) for _ in range(count)]
-    for row in made:
-        row.tokens = [3, 4, 5]
-        row.texts, row.origins = [" one", "", " two"], ["target", "draft_model", "draft_model"]
-        row.logprobs = [-0.5, -1.0, -2.0]
-        row.best = [[(3, -0.5)], [(4, -1.0)], [(5, -2.0)]]
-    return made
-
-
-def writer(fields, of_rows, kind=Completion) -> CompletionWriter:
-    answers = [Answer(row, Thinking(None)) for row in of_rows]
-    request = parsed(fields, kind)
-    return CompletionWriter(request, answers, "model", lambda token, first: (f"t{token}", b"x"))
-
-
-HALF = Progress(1, None, Stats(tokens=1))
-END = Progress(3, "stop", Stats(tokens=3, draft_tokens=4, accepted_lengths=Counter({0: 1, 2: 1})))
-
-
-def test_a_chats_answers():
-    fields = {"logprobs": True, "top_logprobs": 1}
-    of_rows = rows(1, logprobs=1)
-    whole = writer(fields, of_rows, Chat).whole({of_rows[0]: END})
-    (choice,) = whole["choices"]
-    assert whole["object"] == "chat.completion" and choice["finish_reason"] == "stop"
-    assert choice["message"] == {"role": "assistant", "content": " one two", "refusal": None}
-    scored = choice["logprobs"]["content"]
-    assert [token["token"] for token in scored] == ["t3", "t4", "t5"]
-    assert scored[0]["top_logprobs"] == [{"token": "t3", "logprob": -0.5, "bytes": [120]}]
-    details = {"accepted_prediction_tokens": 2, "rejected_prediction_tokens": 2}
-    assert whole["usage"]["completion_tokens_details"] == details
-
-
-def test_a_chats_stream():
-    (row,) = of_rows = rows(1)
-    written = writer({"stream": True, "stream_options": {"include_usage": True}}, of_rows, Chat)
-
-    async def steps():
-        yield RowStep(row, START, HALF)
-        yield RowStep(row, HALF, END)
-
-    async def events():
-        return [event async for event in written.events(steps())]
-
-    first, *chunks, last, done = asyncio.run(events())
-    first, *chunks, last = [json.loads(event[6:]) for event in (first, *chunks, last)]
-    assert first["object"] == "chat.completion.chunk" and first["usage"] is None
-    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    choices = [chunk["choices"][0] for chunk in chunks]
-    assert [choice["delta"] for choice in choices] == [{"content": " one"}, {"content": " two"}]
-    assert [choice["finish_reason"] for choice in choices] == [None, "stop"]
-    assert last["choices"] == [] and last["usage"]["completion_tokens"] == 3
-    assert done == "data: [DONE]\n\n"
-
-
-def test_a_prompt_is_counted_once():
-    of_rows = rows(2, num_samples=2, temp=1)
-    usage = writer({"n": 2, "temperature": 1}, of_rows).whole(dict.fromkeys(of_rows, END))["usage"]
-    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 6)
