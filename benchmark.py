@@ -19,7 +19,7 @@ from apps.benchmarks.measuring import Setting, Way, decoder, decoding, rows_of, 
 from apps.benchmarks.widening import CAUSAL_SHAPES, SHAPES, widened_pair
 from apps.cli import cli
 from apps.cli.check import all_is_well
-from apps.cli.flags import add_shared, check_models, reading
+from apps.cli.flags import add_languages, add_shared, check_models, reading
 from apps.cli.models import merge_adapter, note_types
 from apps.cli.prompt_files import PromptFile
 from decoder import Options, load
@@ -42,8 +42,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--check", action="store_true", help="check this machine; it goes with no other flag")
     flag("--model", help=f"{cli.MODEL} (default: the demo models, widened to --sizes)")
     add_shared(parser, "--adapter-path", "--draft-model")
-    flag("--source-lang", metavar="CODE", help="language of the source, if multilingual")
-    flag("--target-lang", metavar="CODE", help="language of the output, if multilingual")
+    add_languages(parser)
     flag("--sizes", nargs=2, choices=[*SHAPES, *CAUSAL_SHAPES], metavar=("TARGET", "DRAFT"),
          help="widen the demo models to these sizes, to time large models without a download; two of "
          f"{', '.join([*SHAPES, *CAUSAL_SHAPES])} (default: {' '.join(USUAL)})")

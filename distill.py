@@ -39,8 +39,6 @@ from speculative.text.languages import tag_of
 from speculative.text.memory import MemoryFile, Pair, load_memory
 from speculative.text.text_side import Prompt, check_prompt
 
-LANGUAGES = {"source_lang": "--from", "target_lang": "--to"}
-
 
 def parse_args(argv: list[str] | None = None):
     parser = cli.Parser(
@@ -58,9 +56,7 @@ def parse_args(argv: list[str] | None = None):
          "there already is not written again")
     flag("--document", nargs="+", default=[], metavar="FILE",
          help="documents, of the formats of translate.py, whose sentences it translates first and adds in the same way")
-    for name, short in LANGUAGES.items():
-        flag(f"--{name.replace('_', '-')}", short, dest=name, metavar="LANG",
-             help="of the texts, for a model that translates")
+    flags.add_languages(parser)
     flag("--batch-size", type=cli.positive, default=BATCH_SIZE, metavar="N",
          help="prompts to decode in one batch (default: %(default)s)")
     flag("--layers", type=cli.positive, default=1, metavar="N",
