@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ def parse_args(argv: list[str] | None = None):
 def add_flags(parser: cli.Parser) -> None:
     limit = f"(default: the model's limit, or {MAX_TOKENS})"
     flag = parser.add_argument
+    count = partial(flag, type=cli.positive, metavar="N")
     add_shared(parser, *MODELS, "--distill")
     # fmt: off
     flag("--host", type=cli.name, default="127.0.0.1",
@@ -83,18 +85,13 @@ def add_flags(parser: cli.Parser) -> None:
          "moz-extension://*; *: any (default: only the server's)")
     flag("--served-model-name", type=cli.name, metavar="NAME",
          help="the model's name in /v1/models and in answers (default: the last part of --model)")
-    flag("--batch-size", type=cli.positive, metavar="N", default=BATCH_SIZE,
-         help="prompts to decode in one batch (default: %(default)s)")
-    flag("--queue", type=cli.positive, metavar="N", default=256,
-         help="prompts or files that may wait: raise it if clients get 503 (default: %(default)s)")
-    flag("--max-prompt-tokens", type=cli.positive, metavar="N", help=f"longest prompt to accept, in tokens {limit}")
-    flag("--max-request-tokens", type=cli.positive, metavar="N", help=f"longest answer, in tokens {limit}")
-    flag("--max-seconds", type=cli.positive, metavar="N", default=3600,
-         help="longest audio to accept, in seconds (default: %(default)s)")
-    flag("--max-upload", type=cli.positive, metavar="N", default=25,
-         help="largest audio file or document to accept, in MB (default: %(default)s)")
-    flag("--upload-seconds", type=cli.positive, metavar="N", default=30,
-         help="seconds in which such a file must arrive (default: %(default)s)")
+    count("--batch-size", default=BATCH_SIZE, help="prompts to decode in one batch (default: %(default)s)")
+    count("--queue", default=256, help="prompts or files that may wait: raise it if clients get 503 (default: %(default)s)")
+    count("--max-prompt-tokens", help=f"longest prompt to accept, in tokens {limit}")
+    count("--max-request-tokens", help=f"longest answer, in tokens {limit}")
+    count("--max-seconds", default=3600, help="longest audio to accept, in seconds (default: %(default)s)")
+    count("--max-upload", default=25, help="largest audio file or document to accept, in MB (default: %(default)s)")
+    count("--upload-seconds", default=30, help="seconds in which such a file must arrive (default: %(default)s)")
     add_shared(parser, "--prefix-cache", "--chat-template-config", "--extra-eos-token")
     flag("--verbose", action="store_true", help="log requests to stderr")
     # fmt: on

@@ -11,7 +11,7 @@ from typing import Any
 from apps.serving.engine import START
 from apps.serving.transport import RowStep
 from speculative.step.row import Row, Stats
-from speculative.text.thinking import Thinking
+from speculative.text.thinking import Thinking, before_mark
 
 DONE = "data: [DONE]\n\n"  # ends a stream
 CallParts = list[tuple[int, str | None, str]]
@@ -38,8 +38,7 @@ class Calls:
         if rest:
             before = before.rstrip()
         elif not is_last:  # its end may be the beginning of the mark
-            begun = max(n for n in range(len(self._mark)) if before.endswith(self._mark[:n]))
-            before = before[: len(before) - begun].rstrip()
+            before = before_mark(before, self._mark).rstrip()
         new: CallParts = []
         for i, (name, arguments) in enumerate(_calls_in("".join(rest))):
             if i == len(self.ids):

@@ -104,7 +104,6 @@ class _Event(BaseModel):
 class _Item:
     id: str
     text: str = ""
-    sent: int = 0  # characters of it that the client has
     is_announced: bool = False
 
 
@@ -274,9 +273,10 @@ class _Client:
                 start = round(1000 * heard.start)
                 await self._send(f"{_BUFFER}.speech_started", item_id=item.id, audio_start_ms=start)
                 await self._announce(item)
-        item.text += heard.text if item.text else heard.text.lstrip()
+        words = heard.text if item.text else heard.text.lstrip()
+        item.text += words
         if item.is_announced:
-            await self._send_words(item)
+            await self._send_words(item, words)
         if self._input.transcription.tentative and heard.end is None:
             text = f"{item.text}{heard.rest}".strip()
             await self._send(f"{_TRANSCRIPTION}.tentative", item_id=item.id, transcript=text)
@@ -286,7 +286,7 @@ class _Client:
             await self._end_item(heard.end)
 
     async def _announce(self, item: _Item) -> None:
-        """Tell the client of an item, before its words."""
+        """Tell the client of an item, and the words that it has."""
         item.is_announced = True
         about = {"previous_item_id": self._last_item}
         await self._send(f"{_BUFFER}.committed", item_id=item.id, **about)
@@ -294,20 +294,18 @@ class _Client:
         content = [{"type": "input_audio", "transcript": None}]
         body |= {"role": "user", "status": "completed", "content": content}
         await self._send("conversation.item.added", item=body, **about)
+        await self._send_words(item, item.text)
 
-    async def _send_words(self, item: _Item) -> None:
-        delta = item.text[item.sent :]
-        item.sent = len(item.text)
-        if delta:
+    async def _send_words(self, item: _Item, words: str) -> None:
+        if words:
             kind = f"{_TRANSCRIPTION}.delta"
-            await self._send(kind, item_id=item.id, content_index=0, delta=delta)
+            await self._send(kind, item_id=item.id, content_index=0, delta=words)
 
     async def _end_item(self, end: float) -> None:
         """Tell the client that an item is complete. end: its end in seconds"""
         item = self._item or _Item(_new("item"))
         if not item.is_announced:
             await self._announce(item)
-        await self._send_words(item)
         usage = {"type": "duration", "seconds": round(end - self._committed, 2)}
         about = {"item_id": item.id, "content_index": 0, "transcript": item.text, "usage": usage}
         await self._send(f"{_TRANSCRIPTION}.completed", **about)

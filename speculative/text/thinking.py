@@ -1,6 +1,12 @@
 """What a model thinks, told from its answer."""
 
 
+def before_mark(text: str, mark: str) -> str:
+    """The text without an ending that may be the beginning of a mark."""
+    begun = max(n for n in range(len(mark)) if text.endswith(mark[:n]))
+    return text[: len(text) - begun]
+
+
 class Thinking:
     """Splits a text into what the model thinks, between two marks at the text's beginning, and its answer, as pieces
     of the text arrive. White space around the marks belongs to neither."""
@@ -30,6 +36,5 @@ class Thinking:
             return "", "" if is_open else self._text
         thought, mark, answer = text[len(start) :].partition(end)
         if not (mark or is_whole):
-            begun = max(n for n in range(len(end)) if thought.endswith(end[:n]))
-            thought = thought[: len(thought) - begun]
+            thought = before_mark(thought, end)
         return thought.strip(), answer.lstrip()
