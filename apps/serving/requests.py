@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import from_json
 
-from apps.serving.bodies import (
+from apps.serving.bodies import Object
+from apps.serving.fields import (
     OPTION_NAMES,
     THINKING_OFF,
-    Object,
     check_names,
     check_size,
     with_options,

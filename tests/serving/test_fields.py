@@ -9,7 +9,8 @@ from helpers.openai_requests import KINDS, NAMED, TOOL, options_of, parsed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from apps.serving.bodies import IGNORED, NEUTRAL, SERVER_WIDE, parse
+from apps.serving.bodies import parse
+from apps.serving.fields import IGNORED, NEUTRAL, SERVER_WIDE
 from apps.serving.requests import Chat, Completion
 from speculative.common.errors import InputError
 from speculative.step.options import DECLARED, Options

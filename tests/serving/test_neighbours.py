@@ -8,8 +8,9 @@ from helpers.programs import ANSWER, PROMPT
 from helpers.serving import alone
 
 from apps.serving.app import Api
-from apps.serving.bodies import OPTION_NAMES, parse
+from apps.serving.bodies import parse
 from apps.serving.engine import Engine
+from apps.serving.fields import OPTION_NAMES
 from apps.serving.gate import Gate, Limits
 from apps.serving.requests import Chat, Completion, ResponseRequest
 from decoder import Options
