@@ -126,7 +126,12 @@ def check_ranks(args, ranks: Ranks) -> None:
     own = {"model", "draft_model", "draft_vocabulary", "prompt_file", "memory"}
     arguments = {name: value for name, value in vars(args).items() if name not in own}
     root = Path(__file__).resolve().parent
-    program = b"".join(f.read_bytes() for f in sorted([*root.glob("*.py"), *root.glob("*/*.py")]))
+    files = [
+        f
+        for of in ("*.py", "demo/*.py", "apps/**/*.py", "speculative/**/*.py")
+        for f in root.glob(of)
+    ]
+    program = b"".join(file.read_bytes() for file in sorted(files))
     memory = args.memory.read_bytes() if args.memory and args.memory.exists() else b""
     ranks.check_same(
         memory=f"{zlib.crc32(memory):08x}",
