@@ -126,12 +126,9 @@ def check_ranks(args, ranks: Ranks) -> None:
     own = {"model", "draft_model", "draft_vocabulary", "prompt_file", "memory"}
     arguments = {name: value for name, value in vars(args).items() if name not in own}
     root = Path(__file__).resolve().parent
-    files = [
-        f
-        for of in ("*.py", "demo/*.py", "apps/**/*.py", "speculative/**/*.py")
-        for f in root.glob(of)
-    ]
-    program = b"".join(file.read_bytes() for file in sorted(files))
+    kinds = ("*.py", "demo/*.py", "apps/**/*.py", "speculative/**/*.py")
+    files = sorted(file for kind in kinds for file in root.glob(kind))
+    program = b"".join(file.read_bytes() for file in files)
     memory = args.memory.read_bytes() if args.memory and args.memory.exists() else b""
     ranks.check_same(
         memory=f"{zlib.crc32(memory):08x}",
