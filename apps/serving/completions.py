@@ -23,7 +23,7 @@ class CompletionWriter:
     ):
         """answers: to its prompts in order, `num_samples` to each; named: see `token_names`"""
         self.rows = [answer.row for answer in answers]
-        self._answers = dict(zip(self.rows, answers, strict=True))
+        self._answers = answers
         self._request = request
         self._named = named
         self._has_usage = bool(request.stream_options.get("include_usage"))
@@ -39,31 +39,29 @@ class CompletionWriter:
 
     async def events(self, steps: AsyncIterator[RowStep]) -> AsyncIterator[str]:
         """The events of a stream."""
-        for index, answer in enumerate(self._answers.values() if self._chat else ()):
+        for index, answer in enumerate(self._answers if self._chat else ()):
             delta = {"role": "assistant", "content": None if answer.calls else ""}
             yield self._event({"index": index, "delta": delta, "finish_reason": None})
         async for step in steps:
             yield self._event(self._choice(step))
         if self._has_usage:
-            yield event_of({**self._head, "choices": [], "usage": self._usage()})
+            yield event_of({**self._head, "choices": [], "usage": usage_of(self._answers)})
         yield DONE
 
     def whole(self, ends: Mapping[Row, Progress]) -> dict[str, Any]:
         """The whole answer, once all rows have ended."""
         choices = [self._choice(RowStep(row, START, ends[row])) for row in self.rows]
-        return {**self._head, "choices": choices, "usage": self._usage()}
-
-    def _usage(self) -> dict[str, Any]:
-        return usage_of([*self._answers.values()])
+        return {**self._head, "choices": choices, "usage": usage_of(self._answers)}
 
     def _event(self, choice: dict[str, Any]) -> str:
         usage = {"usage": None} if self._has_usage else {}
         return event_of({**self._head, "choices": [choice], **usage})
 
     def _choice(self, step: RowStep) -> dict[str, Any]:
-        answer = self._answers[step.row]
+        index = self.rows.index(step.row)
+        answer = self._answers[index]
         thought, text, calls = answer.take(step)
-        choice: dict[str, Any] = {"index": self.rows.index(step.row)}
+        choice: dict[str, Any] = {"index": index}
         if not self._chat:
             choice["text"] = text
         else:

@@ -276,9 +276,7 @@ class Chat(Fields):
         form = dict(functions=functions, marks=(start, between, end))
         return form | {"or_text": bool(marks) and is_auto} if functions else None
 
-    def prompt(
-        self, chat: ChatTemplate | None, settings: Mapping[str, Any], calls: Mapping | None = None
-    ) -> Prompt:
+    def prompt(self, chat: ChatTemplate | None, settings: Mapping, calls: Any = None) -> Prompt:
         """The prompt for this chat template. settings: the server's arguments for it; calls: see `calls`. InputError for
         what the template cannot use."""
         source = chat.jinja if chat else ""
