@@ -1,14 +1,14 @@
 """Evaluation of a draft model on held-out texts, and the speed-up to expect from it on this machine."""
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from apps.distillation.batches import SLICE, TrainingBatch, drafts
+from apps.distillation.batches import SLICE, ReadBatch, TrainingBatch, drafts
 from speculative.step.timing import CallTimes
 
 LENGTHS = (4, 8)  # drafted tokens
@@ -53,33 +53,45 @@ class Evaluation:
         return max(1.0, *gains)
 
 
-def evaluate(
-    draft: Any, target: Any, batches: Sequence[TrainingBatch]
-) -> Generator[None, None, Evaluation]:
-    """Evaluate drafts from each token of texts; those of all lengths in a few batches only. Yields after each batch."""
-    right = tokens = agreed = whole_tokens = 0
-    calls = dict.fromkeys(LENGTHS, 0)
-    every = math.ceil(len(batches) / WHOLE_DRAFTS)
-    for i, batch in enumerate(batches):
+class Evaluator:
+    """Evaluates a draft model batch by batch: drafts from each token; those of all lengths in a few batches only."""
+
+    def __init__(self, draft: Any, target: Any, batches: Sequence[ReadBatch]):
+        self._draft = draft
+        self._target = target
+        self._batches = batches
+        self._done = 0
+        self._right = self._tokens = self._agreed = self._whole_tokens = 0
+        self._calls = dict.fromkeys(LENGTHS, 0)
+
+    def advance(self) -> Evaluation | None:
+        """Go on with the next batch; return the evaluation after the last."""
+        whole = self._done % math.ceil(len(self._batches) / WHOLE_DRAFTS) == 0
+        self._count(self._batches[self._done](), whole)
+        self._done += 1
+        if self._done < len(self._batches):
+            return None
+        per_call = {length: float(self._whole_tokens / n) for length, n in self._calls.items()}
+        accuracy = float(self._right / self._tokens)
+        return Evaluation(accuracy, per_call, float(self._agreed / self._tokens))
+
+    def _count(self, batch: TrainingBatch, whole: bool) -> None:
         counted = batch.drafted(0)
-        agreed += (_best(target, batch.head_input) == batch.labels)[counted].sum()
-        whole = i % every == 0
+        agrees = _best(self._target, batch.head_input) == batch.labels
         depth = max(LENGTHS) if whole else 1
         # By depth, [B, T]: whether the draft from a token has the right label there
         hits = [
-            np.roll((_best(draft, states) == batch.labels) & batch.drafted(n), -n, axis=1)
-            for n, states in enumerate(drafts(draft, batch, depth))
+            np.roll((_best(self._draft, states) == batch.labels) & batch.drafted(n), -n, axis=1)
+            for n, states in enumerate(drafts(self._draft, batch, depth))
         ]
-        right += hits[0].sum()
-        tokens += counted.sum()
+        self._agreed += agrees[counted].sum()
+        self._right += hits[0].sum()
+        self._tokens += counted.sum()
         if whole:
-            whole_tokens += counted.sum()
+            self._whole_tokens += counted.sum()
             accepted = np.cumprod(hits, axis=0)
             for length in LENGTHS:
-                calls[length] += _calls(accepted[:length].sum(axis=0), counted)
-        yield
-    per_call = {length: float(whole_tokens / n) for length, n in calls.items()}
-    return Evaluation(float(right / tokens), per_call, float(agreed / tokens))
+                self._calls[length] += _calls(accepted[:length].sum(axis=0), counted)
 
 
 def accuracy(draft: Any, batch: TrainingBatch) -> float:

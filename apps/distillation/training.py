@@ -6,17 +6,17 @@ rows of the vocabulary, and the distance to the target's states (EAGLE, arXiv 24
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from functools import cache, partial
 from typing import Any
 
 import mlx.core as mx
 import mlx.optimizers as optimizers
 import numpy as np
 
-from apps.distillation.batches import SLICE, TrainingBatch, drafts, fit_mix
-from apps.distillation.evaluation import LENGTHS, Evaluation, evaluate
+from apps.distillation.batches import SLICE, MixFit, ReadBatch, TrainingBatch, drafts
+from apps.distillation.evaluation import LENGTHS, Evaluation, Evaluator
 from apps.distillation.texts import TrainingText, split
 from speculative.common.errors import InputError
 from speculative.models import distilled
@@ -78,8 +78,8 @@ def new_draft(target: Any, layers: int = 1) -> Any:
 
 @dataclass
 class Training:
-    """Trains a draft model, which has its best weights in the end. Iterate to train: yields each evaluation on held-out texts,
-    the first before any step. InputError for fewer than two texts."""
+    """Trains a draft model, piece by piece. Iterate to train to the end, when it has its best weights: yields each evaluation
+    on held-out texts, the first before any step. InputError for fewer than two texts."""
 
     target: EncoderDecoder
     draft: Any  # from `new_draft`, or one to train further
@@ -91,6 +91,7 @@ class Training:
     on_best: Callable[["Training", Evaluation], None] = lambda training, evaluation: None
     is_worse: bool = field(default=False, init=False)  # at its best, on the draft's `held_out`
     steps_done: int = field(default=0, init=False)
+    progress: float = field(default=0.0, init=False)  # 0 to 1
     best: Evaluation | None = field(default=None, init=False)
 
     def __post_init__(self):
@@ -100,13 +101,12 @@ class Training:
         trained_texts, self.held_out = split(self.texts)
         array_prompt = self.target.array_prompt
         self.earlier = [TrainingText(array_prompt(x), *rest) for x, *rest in self.draft.held_out]
+        self._held_out = _read_once(self.target, _batches(self.held_out, self.batch))
+        self._earlier = _read_once(self.target, _batches(self.earlier, self.batch))
         known = {text.order for text in self.earlier}
         new = [text for text in trained_texts if text.order not in known]
         trained = _batches(new or trained_texts, self.batch)
         self._batches = _epochs(self.target, trained)
-        self._fit_batches = min(FIT * BATCH // self.batch, len(trained))
-        self._held_out: list[TrainingBatch] = []
-        self._earlier: list[TrainingBatch] = []
         self._ids = sorted({token for text in self.texts for token in text.tokens[text.prefix :]})
         self._narrow_target = self.target.narrowed(mx.array(self._ids))
         # It shares its layers with the full one, and scores the texts' tokens only, as in use.
@@ -117,67 +117,87 @@ class Training:
         self._rate = RATE / len(self._weights["mix.weight"])
         self._optimizer = optimizers.AdamW(self._rate, weight_decay=0.01)
         self._gradient = mx.value_and_grad(self._loss)
+        self._mix = MixFit(self.draft, self.target)
+        self._to_fit = 0  # batches
+        if not self._weights["mix.weight"].any():
+            self._to_fit = min(FIT * BATCH // self.batch, len(trained))
+        self._is_changed = bool(self._to_fit)
+        # Evaluations that go on, and what takes the result
+        self._evaluators = [(self._evaluator(self._held_out), self._judge)]
         self._bad_evals = 0  # in a row
         self._began = time.perf_counter()
+        self._eval_began = math.inf  # seconds of training; the first evaluation takes none
+        self._next_eval = 0.0
 
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self._began
 
     @property
-    def progress(self) -> float:
-        """0 to 1."""
-        return min(1, max(self.steps_done / self.max_steps, self.seconds / 60 / self.minutes))
+    def is_done(self) -> bool:
+        return self.progress == 1 and not self._evaluators
 
     def __iter__(self) -> Iterator[Evaluation]:
-        return (evaluation for evaluation in self.pieces() if evaluation)
+        while not self.is_done:
+            evaluation = self.advance()
+            if evaluation:
+                yield evaluation
 
-    def pieces(self) -> Iterator[Evaluation | None]:
-        """Train to the end; yield after each step and each batch that is read, and what evaluations find."""
-        for texts, batches in ((self.held_out, self._held_out), (self.earlier, self._earlier)):
-            for some in _batches(texts, self.batch):
-                batches.append(TrainingBatch.from_texts(self.target, some))
-                yield None
-        if self._weights["mix.weight"].any():  # it has been trained
-            self.best = yield from evaluate(self.draft, self.target, self._held_out)
-            if self.earlier and not self.draft.promised:
-                earlier = yield from evaluate(self.draft, self.target, self._earlier)
-                self.draft.promised = earlier.accuracy
-            yield self.best
+    def advance(self) -> Evaluation | None:
+        """Go on with one batch: fit to it, evaluate on it or train on it. Returns an evaluation once it is complete."""
+        if self._to_fit:
+            self._fit()
+        elif self._evaluators:
+            return self._evaluate()
         else:
-            some = islice(self._batches, self._fit_batches)
-            self._weights["mix.weight"] = yield from fit_mix(self.draft, self.target, some)
-            yield (yield from self._evaluate())
-        next_eval = self.seconds + EVAL_SECONDS
-        progress = 0.0
-        while progress < 1:
-            self._step(progress)
-            yield None
-            progress = self.progress
-            if progress == 1 or self.seconds > next_eval:
-                began = self.seconds
-                yield (yield from self._evaluate())
-                next_eval = self.seconds + max(EVAL_SECONDS, 10 * (self.seconds - began))
-        distilled.set_weights(self.draft, self._best_weights)
+            self._step()
+        return None
 
-    def _step(self, progress: float) -> None:
-        """Train on the next batch. InputError if the loss is not finite."""
+    def _fit(self) -> None:
+        self._mix.add(next(self._batches))
+        self._to_fit -= 1
+        if not self._to_fit:
+            self._weights["mix.weight"] = self._mix.weights()
+            distilled.set_weights(self.narrow_draft, self._weights)
+
+    def _step(self) -> None:
+        """Train on the next batch, then perhaps evaluate. InputError if the loss is not finite."""
         # Deeper tokens are right as rarely as the first ones in the beginning, and take longer.
-        depth = DEPTH if progress > 1 / 3 else 1
+        depth = DEPTH if self.progress > 1 / 3 else 1
         value, gradients = self._gradient(self._weights, next(self._batches), depth)
         if not mx.isfinite(value).item():
             raise InputError(f"the loss is {value.item()} after {self.steps_done} steps")
         gradients, _ = optimizers.clip_grad_norm(gradients, 1.0)
-        factor = min((self.steps_done + 1) / min(WARM_UP, self.max_steps / 5), 1 - progress)
+        factor = min((self.steps_done + 1) / min(WARM_UP, self.max_steps / 5), 1 - self.progress)
         self._optimizer.learning_rate = self._rate * factor
         self._weights = self._optimizer.apply_gradients(gradients, self._weights)
         mx.eval(self._weights, self._optimizer.state)
         self.steps_done += 1
+        self._is_changed = True
+        seconds = self.seconds
+        self.progress = min(1, max(self.steps_done / self.max_steps, seconds / 60 / self.minutes))
+        if self.progress == 1 or seconds > self._next_eval:
+            self._eval_began = seconds
+            distilled.set_weights(self.narrow_draft, self._weights)
+            self._evaluators = [(self._evaluator(self._held_out), self._judge)]
 
-    def _evaluate(self) -> Generator[None, None, Evaluation]:
-        """Evaluate the draft model as it is now; after several bad evaluations few steps are left."""
-        distilled.set_weights(self.narrow_draft, self._weights)
-        evaluation = yield from evaluate(self.draft, self.target, self._held_out)
+    def _evaluator(self, batches: Sequence[ReadBatch]) -> Evaluator:
+        return Evaluator(self.draft, self.target, batches)
+
+    def _evaluate(self) -> Evaluation | None:
+        evaluator, take = self._evaluators[0]
+        found = evaluator.advance()
+        if not found:
+            return None
+        del self._evaluators[0]
+        take(found)
+        if self._evaluators:
+            return None
+        return self._conclude()
+
+    def _judge(self, evaluation: Evaluation) -> None:
+        """Take an evaluation on held-out texts; after several bad ones few steps are left."""
+        self._latest = evaluation
         best = self.best
         is_bad = best and evaluation.accuracy <= best.accuracy + GAIN
         self._bad_evals = self._bad_evals + 1 if is_bad else 0
@@ -188,10 +208,21 @@ class Training:
             self.best = evaluation
             self._best_weights = self._weights
             if self.earlier:
-                earlier = yield from evaluate(self.draft, self.target, self._earlier)
-                self.is_worse = earlier.accuracy < self.draft.promised - GAIN
-            self.on_best(self, evaluation)
-        return evaluation
+                self._evaluators.append((self._evaluator(self._earlier), self._compare))
+
+    def _compare(self, earlier: Evaluation) -> None:
+        """Take an evaluation on the draft's `held_out`."""
+        self.draft.promised = self.draft.promised or earlier.accuracy
+        self.is_worse = earlier.accuracy < self.draft.promised - GAIN
+
+    def _conclude(self) -> Evaluation:
+        if self.best is self._latest and self._is_changed:
+            self.on_best(self, self.best)
+        seconds = self.seconds
+        self._next_eval = seconds + max(EVAL_SECONDS, 10 * (seconds - self._eval_began))
+        if self.progress == 1:
+            distilled.set_weights(self.draft, self._best_weights)
+        return self._latest
 
     def _loss(self, weights: distilled.Weights, batch: TrainingBatch, depth: int) -> mx.array:
         distilled.set_weights(self.narrow_draft, weights)
@@ -203,6 +234,10 @@ def _batches(texts: Sequence[TrainingText], size: int) -> list[list[TrainingText
     """Batches of texts of similar length."""
     by_length = sorted(texts, key=lambda text: (len(text.tokens), len(text.prompt)))
     return [by_length[i : i + size] for i in range(0, len(by_length), size)]
+
+
+def _read_once(target: Any, groups: Sequence[Sequence[TrainingText]]) -> list[ReadBatch]:
+    return [cache(partial(TrainingBatch.from_texts, target, texts)) for texts in groups]
 
 
 def _epochs(target: Any, groups: Sequence[Sequence[TrainingText]]) -> Iterator[TrainingBatch]:
