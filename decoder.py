@@ -188,7 +188,7 @@ class SpeculativeDecoder:
             self._add_draft_model(draft_model.for_target(model))
         self.learner: Any = self.draft_model and self.draft_model.learner
         self.draft_vocabulary = None
-        if draft_vocabulary is None and self.draft_model and self.draft_model.reads_target:
+        if draft_vocabulary is None and self.draft_model and self.draft_model.target_states:
             draft_vocabulary = "auto"  # its head takes most of its time
         if draft_vocabulary is not None:
             self.draft_vocabulary = self._vocabulary(draft_vocabulary)

@@ -9,22 +9,21 @@ python distill.py --model openai/whisper-large-v3 talks/*.mp3
 import apps.cli  # noqa: F401 (first: it checks Python and the packages)
 
 # isort: split
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from apps.cli import cli, flags
-from apps.cli.models import merge_adapter, note_types
+from apps.cli.models import draft_folder, merge_adapter, note_types
 from apps.cli.prompt_files import PromptFile, progress
-from apps.distillation.evaluation import Evaluation, call_times
-from apps.distillation.folder import draft_folder, save, trained_draft
-from apps.distillation.texts import TrainingText, read_texts
+from apps.distillation.folder import run, trained_draft
+from apps.distillation.texts import TrainingText, texts_in_memory
 from apps.distillation.training import Training, new_draft
 from apps.documents.files import load as load_document
 from apps.documents.translator import Translator
 from apps.speech import audio
 from apps.speech.options import TranscribeOptions
 from apps.speech.transcriber import Transcriber, is_speech
-from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder, load
+from decoder import BATCH_SIZE, Content, Options, SpeculativeDecoder, load
 from demo.pair import demo_model
 from speculative.checkpoints.folder import converted_path
 from speculative.checkpoints.weights import DTYPES
@@ -34,7 +33,6 @@ from speculative.common.reporting import reporter
 from speculative.models.distilled import type_of
 from speculative.step.driver import Task
 from speculative.step.row import Row
-from speculative.step.timing import CallTimes
 from speculative.text.languages import tag_of
 from speculative.text.memory import MemoryFile, Pair, load_memory
 from speculative.text.text_side import Prompt, check_prompt
@@ -94,77 +92,45 @@ def main() -> None:
     transcriber = Transcriber(name) if args.audio else None
     model, tokenizer = (transcriber.model, transcriber.tokenizer) if transcriber else load(name)
     draft = trained_draft(folder, model) or new_draft(model, args.layers)
-    count = len(draft.layers)
-    if count != args.layers:
-        raise InputError(f"{folder} has --layers {count}: say so, or choose another --output")
+    if len(draft.layers) != args.layers:
+        has = f"{folder} has --layers {len(draft.layers)}"
+        raise InputError(f"{has}: say so, or choose another --output")
     if transcriber:
         texts = texts_from_audio(transcriber, args.audio, args.batch_size)
     else:
-        texts = texts_in_memory(SpeculativeDecoder(model, tokenizer), memory, args)
+        languages = args.source_lang, args.target_lang
+        if grows:
+            decoder = SpeculativeDecoder(model, tokenizer)
+            languages = decoder.text.resolve_languages(*languages)
+            write_texts(decoder, memory, languages, args)
+        else:  # a model need not be told the languages of pairs
+            languages = tuple(name and (tag_of(name) or name) for name in languages)
+        texts = texts_in_memory(model, tokenizer, memory, languages)
     note_types(model)
-    dtype = args.dtype or type_of(model)
-
-    def keep(training: Training, evaluation: Evaluation) -> None:
-        if not training.is_worse:
-            save(training, converted.name, folder, dtype, training.held_out)
-
-    training = Training(model, draft, texts, args.minutes, args.steps, on_best=keep)
-    times = call_times(training.narrow_draft, model, texts[0].prompt)
-    for evaluation in training:
-        reporter.note(describe(evaluation, training, times))
+    training = Training(model, draft, texts, args.minutes, args.steps)
+    run(training, converted.name, folder, args.dtype or type_of(model))
     command = "transcribe.py FILE" if transcriber else "main.py"
     print(f"python {command} --model {name} --draft-model {folder}")
-
-
-def describe(evaluation: Evaluation, training: Training, times: CallTimes) -> str:
-    """A line about how far training is."""
-    done = f"step {training.steps_done}, {training.seconds / 60:.1f} min"
-    line = f"{done}: {evaluation}, up to {evaluation.speedup(times):.2f} times plain"
-    if evaluation.agreement < 0.8:
-        line += f" (the model itself would write only {evaluation.agreement:.0%} of these texts' tokens: they teach less)"
-    if training.is_worse:
-        line += "; not kept: the last one is better on the texts that it was made from (--output FOLDER keeps both)"
-    return line
 
 
 def texts_from_audio(
     transcriber: Transcriber, files: Sequence[str], batch_size: int
 ) -> list[TrainingText]:
     """The texts that a speech model writes for windows of sounds. A sound that cannot be read is left out, with a note."""
-    texts: list[TrainingText] = []
-
-    def add(row: Row) -> None:
-        if not row.options.temp and len(row.generated) > 1:  # no retry, no language to detect
-            texts.append(TrainingText.from_row(row))
-
     options = TranscribeOptions()
+    rows: list[Row] = []
 
     def read(file: str) -> Task:
         return (yield from transcriber.task(audio.read(file), options))
 
     with reporter.bar("transcribing", len(files), "file", 0) as advance:
-        for number, result in transcriber.transcribe_all(
-            map(read, files), options, batch_size, add
-        ):
+        found = transcriber.transcribe_all(map(read, files), options, batch_size, rows.append)
+        for number, result in found:
             if isinstance(result, InputError):
                 reporter.note(f"{files[number]}: {result}")
             advance(1)
-    return texts
-
-
-def texts_in_memory(decoder: SpeculativeDecoder, memory: Path, args) -> list[TrainingText]:
-    """The texts of these languages in the memory, to which those of prompts and documents are added."""
-    languages = args.source_lang, args.target_lang
-    if args.prompt_file or args.document:
-        languages = decoder.text.resolve_languages(*languages)
-        write_texts(decoder, memory, languages, args)
-    else:  # a model need not be told the languages of pairs
-        languages = tuple(name and (tag_of(name) or name) for name in languages)
-    known = load_memory(memory, reporter.note)
-    pairs = known.fitting(*languages)
-    if len(pairs) < len(known.pairs):
-        reporter.note(f"{memory}: {len(pairs)} of {len(known.pairs)} pairs are in these languages")
-    return read_texts(decoder.model, decoder.tokenizer, pairs)
+    kept = [row for row in rows if not row.options.temp and len(row.generated) > 1]
+    return [*map(TrainingText.from_row, kept)]  # no retries, no languages to detect
 
 
 def write_texts(decoder: SpeculativeDecoder, memory: Path, languages: tuple, args) -> None:
@@ -175,42 +141,33 @@ def write_texts(decoder: SpeculativeDecoder, memory: Path, languages: tuple, arg
     memory_file = MemoryFile(memory)
     texts = load_memory(memory, lambda line: None).exact(*languages)
     if args.prompt_file:
-        for response in answers(decoder, {*texts}, options, args):
-            if response.finish_reason == "stop":
-                memory_file.append(Pair(response.prompt, response.text, *languages))
+        known = {*texts}
+
+        def prepare(content: Content) -> Content | None:  # as a memory has it; None if it is known
+            checked = check_prompt(content)
+            text = decoder.text.encode(checked, *languages).text
+            if text in known:
+                return None
+            known.add(text)
+            prompt = Prompt(text, checked.reference)
+            decoder.maker.check(prompt, options)
+            return prompt
+
+        def report(line: int, reason: str) -> None:
+            reporter.note(f"{args.prompt_file}, line {line}: {reason}")
+
+        prompts = PromptFile(args.prompt_file, report, prepare=prepare)
+        with progress(None, False) as show:
+            for _, response in prompts.answers(decoder, args.batch_size, options):
+                if response.finish_reason == "stop":
+                    memory_file.append(Pair(response.prompt, response.text, *languages))
+                show(prompts.lines)
     if files:
         translator = Translator(
             decoder, options, args.batch_size, memory_file=memory_file, texts=texts
         )
         for file in files:
             translator.translate(file.document, file.name)
-
-
-def answers(
-    decoder: SpeculativeDecoder, known: set[str], options: Options, args
-) -> Iterator[Response]:
-    """Decode the prompts of the file that are not known, each once."""
-    name: str = args.prompt_file
-
-    def prepare(content: Content) -> Content | None:
-        """A prompt as a memory has it; None if it is known."""
-        checked = check_prompt(content)
-        text = decoder.text.encode(checked, options.source_lang, options.target_lang).text
-        if text in known:
-            return None
-        known.add(text)
-        prompt = Prompt(text, checked.reference)
-        decoder.maker.check(prompt, options)
-        return prompt
-
-    def report(line: int, reason: str) -> None:
-        reporter.note(f"{name}, line {line}: {reason}")
-
-    prompts = PromptFile(name, report, prepare=prepare)
-    with progress(None, False) as show:
-        for _, response in prompts.answers(decoder, args.batch_size, options):
-            yield response
-            show(prompts.lines)
 
 
 if __name__ == "__main__":

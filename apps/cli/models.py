@@ -11,8 +11,6 @@ from mlx.utils import tree_flatten
 
 from apps.cli import cli
 from apps.cli.flags import read_draft_vocabulary
-from apps.distillation.folder import draft_folder
-from apps.distillation.learning import Learner
 from decoder import Options, SpeculativeDecoder, load
 from demo.pair import demo_model
 from speculative.checkpoints.folder import converted, converted_path, read_json, stamp
@@ -122,9 +120,16 @@ def _note_settings(
             reporter.note(f"used from generation_config.json: {listed}")
 
 
+def draft_folder(model: Path) -> Path:
+    """The usual folder of a converted model's draft model."""
+    return model.with_name(f"{model.name}-draft")
+
+
 def learning_draft(model: Any, name: str | Path, folder: Path, serves: bool = False) -> Any:
     """A draft model that learns while a model decodes; None, after a note, if there can be none. Busy if another run's
     learns in the same folder."""
+    from apps.distillation.learning import Learner
+
     usual = converted_path(str(name))
     if folder == Path():
         folder = draft_folder(usual)

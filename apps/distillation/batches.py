@@ -5,7 +5,7 @@ is drafted from all of its tokens at once, some tokens deep (EAGLE-3, Li et al. 
 Shapes: B rows, S source tokens, T tokens, D width.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 
 from apps.distillation.texts import TrainingText
 from speculative.models.contract import padded
-from speculative.models.encoder_decoder import STATES
+from speculative.models.distilled import STATES, target_states
 from speculative.step.cache import MASKED, CrossCache
 
 SLICE = 1024  # tokens whose logits are computed together
@@ -60,7 +60,7 @@ class TrainingBatch:
             mask = np.arange(encoded.shape[1]) < lengths[:, None]
         else:
             cache = target.start([text.prompt for text in texts])
-            cache.keep_states()
+            cache.keep_states(target_states)
             target.states(mx.array(tokens), positions, cache)
             states = cache.states(positions)
             encoded, mask = cache.encoded(range(len(texts)))
@@ -99,31 +99,24 @@ def _shifted(states: mx.array) -> mx.array:
     return mx.pad(states, [(0, 0), (1, 0), (0, 0)])[:, :-1]
 
 
-class MixFit:
-    """Fits, batch by batch, the weights of `mix` with which the draft model's first layer reads nearly what it reads in the
-    target: ridge regression, from the target's states before a token and from the last of them alone."""
-
-    def __init__(self, draft: Any, target: Any):
-        self._before = range(draft.layers[0])
-        self._target = target
-        self._xx: Any = 0.0
-        self._xy: Any = 0.0
-
-    def add(self, batch: TrainingBatch) -> None:
-        above = _layer_input(self._target, self._before, batch)
-        missing = np.array((above - _layer_input(self._target, (), batch)).astype(mx.float32))
+def fit_mix(draft: Any, target: Any, batches: Iterable[TrainingBatch]) -> Iterator[mx.array | None]:
+    """Fit the weights of `mix` with which the draft model's first layer reads nearly what it reads in the target: ridge
+    regression, from the target's states before a token and from the last of them alone. Yields None after each batch, and then
+    the weights."""
+    xx: Any = 0.0
+    xy: Any = 0.0
+    for batch in batches:
+        above = _layer_input(target, range(draft.layers[0]), batch)
+        missing = np.array((above - _layer_input(target, (), batch)).astype(mx.float32))
         in_text = (batch.positions != MASKED) & (batch.positions >= batch.prefix)
         x = np.array(_shifted(batch.states).astype(mx.float32))[in_text]
-        self._xx = self._xx + x.T @ x
-        self._xy = self._xy + x.T @ missing[in_text]
-
-    def weights(self) -> mx.array:
-        ridge = RIDGE * np.trace(self._xx) / len(self._xx)
-        xx = self._xx + ridge * np.eye(len(self._xx), dtype=np.float32)
-        last = -len(xx) // STATES
-        own = np.linalg.solve(xx[last:, last:], self._xy[last:])
-        both = np.concatenate([np.linalg.solve(xx, self._xy), own])
-        return mx.array(both.T.astype(np.float32))
+        xx = xx + x.T @ x
+        xy = xy + x.T @ missing[in_text]
+        yield None
+    xx += RIDGE * np.trace(xx) / len(xx) * np.eye(len(xx))
+    last = -len(xx) // STATES
+    own = np.linalg.solve(xx[last:, last:], xy[last:])
+    yield mx.array(np.concatenate([np.linalg.solve(xx, xy), own]).T.astype(np.float32))
 
 
 def _layer_input(target: Any, before: Sequence[int], batch: TrainingBatch) -> mx.array:

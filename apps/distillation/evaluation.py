@@ -1,7 +1,8 @@
 """Evaluation of a draft model on held-out texts, and the speed-up to expect from it on this machine."""
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ class Evaluation:
     accuracy: float  # share of the tokens that are right as the first of a draft
     per_call: dict[int, float]  # tokens of a target call, by how many are drafted
     agreement: float  # share of the texts' tokens that are the target's own choice
+    earlier: float = 0.0  # accuracy on the texts that were held out before; 0: there are none
 
     def __str__(self) -> str:
         calls = ", ".join(f"{n:.1f} with {k} drafted" for k, n in self.per_call.items())
@@ -53,45 +55,48 @@ class Evaluation:
         return max(1.0, *gains)
 
 
-class Evaluator:
-    """Evaluates a draft model batch by batch: drafts from each token; those of all lengths in a few batches only."""
+def evaluate(
+    draft: Any, target: Any, held_out: Sequence[ReadBatch], earlier: Sequence[ReadBatch] = ()
+) -> Iterator[Evaluation | None]:
+    """Evaluate drafts from each token; those of all lengths in a few batches only. Yields None after each batch, and then what
+    it has found."""
+    counts: Counter = Counter()
+    for i, read in enumerate(held_out):
+        is_whole = i % math.ceil(len(held_out) / WHOLE_DRAFTS) == 0
+        counts += _counts(draft, target, read(), is_whole)
+        yield None
+    before: Counter = Counter()
+    for read in earlier:
+        before += _counts(draft, target, read(), False)
+        yield None
+    yield Evaluation(
+        counts["right"] / counts["tokens"],
+        {length: counts["in whole drafts"] / counts[length] for length in LENGTHS},
+        counts["agreed"] / counts["tokens"],
+        before["right"] / max(1, before["tokens"]),
+    )
 
-    def __init__(self, draft: Any, target: Any, batches: Sequence[ReadBatch]):
-        self._draft = draft
-        self._target = target
-        self._batches = batches
-        self._done = 0
-        self._right = self._tokens = self._agreed = self._whole_tokens = 0
-        self._calls = dict.fromkeys(LENGTHS, 0)
 
-    def advance(self) -> Evaluation | None:
-        """Go on with the next batch; return the evaluation after the last."""
-        whole = self._done % math.ceil(len(self._batches) / WHOLE_DRAFTS) == 0
-        self._count(self._batches[self._done](), whole)
-        self._done += 1
-        if self._done < len(self._batches):
-            return None
-        per_call = {length: float(self._whole_tokens / n) for length, n in self._calls.items()}
-        accuracy = float(self._right / self._tokens)
-        return Evaluation(accuracy, per_call, float(self._agreed / self._tokens))
-
-    def _count(self, batch: TrainingBatch, whole: bool) -> None:
-        counted = batch.drafted(0)
-        agrees = _best(self._target, batch.head_input) == batch.labels
-        depth = max(LENGTHS) if whole else 1
-        # By depth, [B, T]: whether the draft from a token has the right label there
-        hits = [
-            np.roll((_best(self._draft, states) == batch.labels) & batch.drafted(n), -n, axis=1)
-            for n, states in enumerate(drafts(self._draft, batch, depth))
-        ]
-        self._agreed += agrees[counted].sum()
-        self._right += hits[0].sum()
-        self._tokens += counted.sum()
-        if whole:
-            self._whole_tokens += counted.sum()
-            accepted = np.cumprod(hits, axis=0)
-            for length in LENGTHS:
-                self._calls[length] += _calls(accepted[:length].sum(axis=0), counted)
+def _counts(draft: Any, target: Any, batch: TrainingBatch, is_whole: bool) -> Counter:
+    """Tokens of a batch, by what they are, and target calls by how many tokens are drafted."""
+    drafted = batch.drafted(0)
+    agrees = _best(target, batch.head_input) == batch.labels
+    depth = max(LENGTHS) if is_whole else 1
+    # By depth, [B, T]: whether the draft from a token has the right label there
+    hits = [
+        np.roll((_best(draft, states) == batch.labels) & batch.drafted(n), -n, axis=1)
+        for n, states in enumerate(drafts(draft, batch, depth))
+    ]
+    tokens = int(drafted.sum())
+    counts: Counter = Counter(
+        tokens=tokens, right=int(hits[0].sum()), agreed=int(agrees[drafted].sum())
+    )
+    if is_whole:
+        counts["in whole drafts"] = tokens
+        accepted = np.cumprod(hits, axis=0)
+        for length in LENGTHS:
+            counts[length] = _calls(accepted[:length].sum(axis=0), drafted)
+    return counts
 
 
 def accuracy(draft: Any, batch: TrainingBatch) -> float:

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from textwrap import shorten
 from typing import Any
 from zlib import crc32
@@ -16,7 +17,7 @@ from tokenizers import Tokenizer
 from speculative.common.errors import InputError
 from speculative.common.reporting import reporter
 from speculative.step.row import Row
-from speculative.text.memory import Pair
+from speculative.text.memory import Pair, load_memory
 from speculative.text.text_side import Encoded, TextSide, check_prompt
 
 HELD_OUT = 20  # one text in this many is held out
@@ -41,6 +42,17 @@ class TrainingText:
     def order(self) -> int:
         """A random number, always the same for this text: those with the lowest are held out."""
         return crc32(np.array(self.tokens, np.int32).tobytes())
+
+
+def texts_in_memory(
+    model: Any, tokenizer: Tokenizer, path: Path, languages: Sequence[str | None]
+) -> list[TrainingText]:
+    """The texts in a memory that may be in these languages, source and target."""
+    memory = load_memory(path, reporter.note)
+    pairs = memory.fitting(*languages)
+    if len(pairs) < len(memory.pairs):
+        reporter.note(f"{path}: {len(pairs)} of {len(memory.pairs)} pairs are in these languages")
+    return read_texts(model, tokenizer, pairs)
 
 
 def read_texts(model: Any, tokenizer: Tokenizer, pairs: Iterable[Pair]) -> list[TrainingText]:

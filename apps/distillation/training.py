@@ -6,17 +6,17 @@ rows of the vocabulary, and the distance to the target's states (EAGLE, arXiv 24
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from itertools import islice
 from typing import Any
 
 import mlx.core as mx
 import mlx.optimizers as optimizers
 import numpy as np
 
-from apps.distillation.batches import SLICE, MixFit, ReadBatch, TrainingBatch, drafts
-from apps.distillation.evaluation import LENGTHS, Evaluation, Evaluator
+from apps.distillation.batches import SLICE, ReadBatch, TrainingBatch, drafts, fit_mix
+from apps.distillation.evaluation import LENGTHS, Evaluation, evaluate
 from apps.distillation.texts import TrainingText, split
 from speculative.common.errors import InputError
 from speculative.models import distilled
@@ -79,7 +79,8 @@ def new_draft(target: Any, layers: int = 1) -> Any:
 @dataclass
 class Training:
     """Trains a draft model, piece by piece. Iterate to train to the end, when it has its best weights: yields each evaluation
-    on held-out texts, the first before any step. InputError for fewer than two texts."""
+    on held-out texts, the first before any step. After one that `is_news` the draft model has weights better than all before.
+    InputError for fewer than two texts."""
 
     target: EncoderDecoder
     draft: Any  # from `new_draft`, or one to train further
@@ -87,8 +88,6 @@ class Training:
     minutes: float = 30  # at most; it ends earlier if it gains nothing
     steps: int | None = None  # so many instead of the minutes
     batch: int = BATCH  # texts of a step
-    # Called whenever the weights in `draft` are better than all before
-    on_best: Callable[["Training", Evaluation], None] = lambda training, evaluation: None
     is_worse: bool = field(default=False, init=False)  # at its best, on the draft's `held_out`
     steps_done: int = field(default=0, init=False)
     progress: float = field(default=0.0, init=False)  # 0 to 1
@@ -101,12 +100,12 @@ class Training:
         trained_texts, self.held_out = split(self.texts)
         array_prompt = self.target.array_prompt
         self.earlier = [TrainingText(array_prompt(x), *rest) for x, *rest in self.draft.held_out]
-        self._held_out = _read_once(self.target, _batches(self.held_out, self.batch))
-        self._earlier = _read_once(self.target, _batches(self.earlier, self.batch))
+        self._held_out = self._batched(self.held_out)
+        self._earlier = self._batched(self.earlier)
         known = {text.order for text in self.earlier}
         new = [text for text in trained_texts if text.order not in known]
-        trained = _batches(new or trained_texts, self.batch)
-        self._batches = _epochs(self.target, trained)
+        trained = self._batched(new or trained_texts)
+        self._batches = _epochs(trained)
         self._ids = sorted({token for text in self.texts for token in text.tokens[text.prefix :]})
         self._narrow_target = self.target.narrowed(mx.array(self._ids))
         # It shares its layers with the full one, and scores the texts' tokens only, as in use.
@@ -117,17 +116,23 @@ class Training:
         self._rate = RATE / len(self._weights["mix.weight"])
         self._optimizer = optimizers.AdamW(self._rate, weight_decay=0.01)
         self._gradient = mx.value_and_grad(self._loss)
-        self._mix = MixFit(self.draft, self.target)
-        self._to_fit = 0  # batches
-        if not self._weights["mix.weight"].any():
-            self._to_fit = min(FIT * BATCH // self.batch, len(trained))
-        self._is_changed = bool(self._to_fit)
-        # Evaluations that go on, and what takes the result
-        self._evaluators = [(self._evaluator(self._held_out), self._judge)]
+        self._is_changed = not self._weights["mix.weight"].any()
+        # What goes on before the next step
+        self._fit: Iterator[mx.array | None] | None = None
+        if self._is_changed:
+            some = islice(self._batches, min(FIT * BATCH // self.batch, len(trained)))
+            self._fit = fit_mix(self.draft, self.target, some)
+        self._evaluation: Iterator[Evaluation | None] | None = self._evaluate()
         self._bad_evals = 0  # in a row
         self._began = time.perf_counter()
         self._eval_began = math.inf  # seconds of training; the first evaluation takes none
         self._next_eval = 0.0
+
+    def _batched(self, texts: Sequence[TrainingText]) -> list[ReadBatch]:
+        """Batches of texts of similar length."""
+        by_length = sorted(texts, key=lambda text: (len(text.tokens), len(text.prompt)))
+        firsts = range(0, len(texts), self.batch)
+        return [_reader(self.target, by_length[i : i + self.batch]) for i in firsts]
 
     @property
     def seconds(self) -> float:
@@ -135,7 +140,11 @@ class Training:
 
     @property
     def is_done(self) -> bool:
-        return self.progress == 1 and not self._evaluators
+        return self.progress == 1 and not self._evaluation
+
+    def is_news(self, evaluation: Evaluation) -> bool:
+        """Whether an evaluation is the best so far, and not of the draft model as it was given."""
+        return evaluation is self.best and self._is_changed
 
     def __iter__(self) -> Iterator[Evaluation]:
         while not self.is_done:
@@ -145,20 +154,20 @@ class Training:
 
     def advance(self) -> Evaluation | None:
         """Go on with one batch: fit to it, evaluate on it or train on it. Returns an evaluation once it is complete."""
-        if self._to_fit:
-            self._fit()
-        elif self._evaluators:
-            return self._evaluate()
+        if self._fit:
+            mix = next(self._fit)
+            if mix is not None:
+                self._weights["mix.weight"] = mix
+                distilled.set_weights(self.narrow_draft, self._weights)
+                self._fit = None
+        elif self._evaluation:
+            evaluation = next(self._evaluation)
+            if evaluation:
+                self._judge(evaluation)
+            return evaluation
         else:
             self._step()
         return None
-
-    def _fit(self) -> None:
-        self._mix.add(next(self._batches))
-        self._to_fit -= 1
-        if not self._to_fit:
-            self._weights["mix.weight"] = self._mix.weights()
-            distilled.set_weights(self.narrow_draft, self._weights)
 
     def _step(self) -> None:
         """Train on the next batch, then perhaps evaluate. InputError if the loss is not finite."""
@@ -179,50 +188,28 @@ class Training:
         if self.progress == 1 or seconds > self._next_eval:
             self._eval_began = seconds
             distilled.set_weights(self.narrow_draft, self._weights)
-            self._evaluators = [(self._evaluator(self._held_out), self._judge)]
+            self._evaluation = self._evaluate()
 
-    def _evaluator(self, batches: Sequence[ReadBatch]) -> Evaluator:
-        return Evaluator(self.draft, self.target, batches)
-
-    def _evaluate(self) -> Evaluation | None:
-        evaluator, take = self._evaluators[0]
-        found = evaluator.advance()
-        if not found:
-            return None
-        del self._evaluators[0]
-        take(found)
-        if self._evaluators:
-            return None
-        return self._conclude()
+    def _evaluate(self) -> Iterator[Evaluation | None]:
+        return evaluate(self.draft, self.target, self._held_out, self._earlier)
 
     def _judge(self, evaluation: Evaluation) -> None:
-        """Take an evaluation on held-out texts; after several bad ones few steps are left."""
-        self._latest = evaluation
-        best = self.best
-        is_bad = best and evaluation.accuracy <= best.accuracy + GAIN
+        """Go by an evaluation; after several bad ones few steps are left."""
+        self._evaluation = None
+        is_bad = self.best and evaluation.accuracy <= self.best.accuracy + GAIN
         self._bad_evals = self._bad_evals + 1 if is_bad else 0
         if self._bad_evals == PATIENCE:
             self.max_steps = min(self.max_steps, 1.5 * self.steps_done)
         longest = max(LENGTHS)
-        if not best or evaluation.per_call[longest] >= best.per_call[longest]:
+        if not self.best or evaluation.per_call[longest] >= self.best.per_call[longest]:
             self.best = evaluation
             self._best_weights = self._weights
-            if self.earlier:
-                self._evaluators.append((self._evaluator(self._earlier), self._compare))
-
-    def _compare(self, earlier: Evaluation) -> None:
-        """Take an evaluation on the draft's `held_out`."""
-        self.draft.promised = self.draft.promised or earlier.accuracy
-        self.is_worse = earlier.accuracy < self.draft.promised - GAIN
-
-    def _conclude(self) -> Evaluation:
-        if self.best is self._latest and self._is_changed:
-            self.on_best(self, self.best)
+            self.draft.promised = self.draft.promised or evaluation.earlier
+            self.is_worse = evaluation.earlier < self.draft.promised - GAIN
         seconds = self.seconds
         self._next_eval = seconds + max(EVAL_SECONDS, 10 * (seconds - self._eval_began))
         if self.progress == 1:
             distilled.set_weights(self.draft, self._best_weights)
-        return self._latest
 
     def _loss(self, weights: distilled.Weights, batch: TrainingBatch, depth: int) -> mx.array:
         distilled.set_weights(self.narrow_draft, weights)
@@ -230,23 +217,24 @@ class Training:
         return loss(self.narrow_draft, self._narrow_target, batch, labels, depth)
 
 
-def _batches(texts: Sequence[TrainingText], size: int) -> list[list[TrainingText]]:
-    """Batches of texts of similar length."""
-    by_length = sorted(texts, key=lambda text: (len(text.tokens), len(text.prompt)))
-    return [by_length[i : i + size] for i in range(0, len(by_length), size)]
+def _reader(target: Any, texts: Sequence[TrainingText]) -> ReadBatch:
+    """What reads a batch. The target reads it again only if there was no memory to keep it."""
+    kept: list[TrainingBatch] = []
+
+    def read() -> TrainingBatch:
+        if kept:
+            return kept[0]
+        batch = TrainingBatch.from_texts(target, texts)
+        if mx.get_active_memory() < CACHE_SHARE * available():
+            kept.append(batch)
+        return batch
+
+    return read
 
 
-def _read_once(target: Any, groups: Sequence[Sequence[TrainingText]]) -> list[ReadBatch]:
-    return [cache(partial(TrainingBatch.from_texts, target, texts)) for texts in groups]
-
-
-def _epochs(target: Any, groups: Sequence[Sequence[TrainingText]]) -> Iterator[TrainingBatch]:
-    """Batches in a random order, over and over. The target reads one again only if there was no memory to keep it."""
+def _epochs(batches: Sequence[ReadBatch]) -> Iterator[TrainingBatch]:
+    """Batches in a random order, over and over."""
     rng = np.random.default_rng(0)
-    kept: dict[int, TrainingBatch] = {}
     while True:
-        for i in rng.permutation(len(groups)).tolist():
-            batch = kept.get(i) or TrainingBatch.from_texts(target, groups[i])
-            if mx.get_active_memory() < CACHE_SHARE * available():
-                kept[i] = batch
-            yield batch
+        for i in rng.permutation(len(batches)).tolist():
+            yield batches[i]()

@@ -14,7 +14,7 @@ from speculative.drafters.prompt_lookup import UNBOUNDED, WEAK
 from speculative.models.contract import Model, TokenLists
 from speculative.step.cached_model import CachedModel, following
 from speculative.step.distilled_model import DistilledModel
-from speculative.step.draft import Candidate, Draft, Plan, no_draft
+from speculative.step.draft import Candidate, Draft, Plan
 from speculative.step.prefix_cache import PrefixCache
 from speculative.step.row import Row
 from speculative.step.sampling import Greedy, Sampler
@@ -50,7 +50,7 @@ class ModelDrafter(Drafter):
 
     def follow(self, target: CachedModel) -> None:
         self._broadcast = target.broadcast
-        if self._full_model.reads_target:
+        if self._full_model.target_states:
             self._model = DistilledModel(self._full_model, target)
 
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
@@ -117,11 +117,8 @@ class ModelDrafter(Drafter):
         contexts = [each if n else [] for each, n in zip(contexts, plan.limits, strict=True)]
         lacking = any(candidate and candidate.missing for candidate in plan.candidates)
         prefill_seconds = self._prefill(contexts) if lacking else 0.0
-        if isinstance(self._model, DistilledModel):
-            self._model.prefix_sizes = [row.prefix_size for row in self._batch]
         positions = following(contexts, plan.limits)
-        nothing = no_draft(len(contexts))
-        logits = self._model.decode(contexts, nothing.tokens, nothing.lengths)[:, -1]
+        logits = self._model.begin(contexts, [row.prefix_size for row in self._batch])
         drafted: list[mx.array] = []
         distributions: list[Any] = []  # None where the sampler is greedy
         monitor = _ConfidenceMonitor(plan, self._model.config.eos_token_ids, self._broadcast)
@@ -169,18 +166,16 @@ class ModelDrafter(Drafter):
                 self._last_outcome[row] = outcome if accepted else "none"
 
     def learn(self, done: Sequence[Row]) -> None:
-        learner = self._learner
         for row in done:
             b = self._batch.index(row)
             if not self._to_prefill.pop(row, 0):
                 self._model.remember(b, row.tokens)
             if self._vocabulary:
                 self._vocabulary.learn(row.generated, row.options.target_lang)
-            if learner:
-                assert isinstance(self._model, DistilledModel)
-                learner.learn(row, self._model.seen(b, row.tokens))
-        if learner and not done:  # what has finished is in the journal by now
-            learner.train(len(self._batch))
+            if self._learner:
+                self._learner.finished(row, self._model.seen(b, row.tokens))
+        if self._learner and not done:  # what has finished is in the journal by now
+            self._learner.between_steps(len(self._batch))
 
 
 class _ConfidenceMonitor:

@@ -1,5 +1,6 @@
 """The contract of a model: all that the step needs, and what else a model may have."""
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any
@@ -36,11 +37,10 @@ class Model:
     forced_bos_token_id: int | None = None  # the end of `prefix`, unless the user forces another
     origin: str | None = None  # the checkpoint it was converted from, as the user named it
     draft_of: str | None = None  # the target of a draft model that has only some layers of its own
-    # As a draft model: begins with what the target's encoder made of the prompt, and reads the target's states
-    reads_target = False
-    learner: Any = (
-        None  # of a draft model: learns from rows that finish (apps/distillation/learning.py)
-    )
+    # Of a draft model that reads what the target's encoder made of the prompt: makes what it reads of each token, [B, T, W],
+    # from the outputs of the target's layers and its head's input, [B, T, D] each; None: of any other model
+    target_states: Callable[[Sequence[mx.array], mx.array], mx.array] | None = None
+    learner: "Learner | None" = None  # as a draft model: what changes it while it drafts
     # How a text's tokens attend to its prompt (speculative/models/encoder_decoder.py); None: it has no attention to a prompt alone
     attention: Callable[..., Any] | None = None
     # Makes the cache of sources that are encoded (speculative/models/encoder_decoder.py); None: it has no encoder
@@ -87,6 +87,32 @@ class Model:
     def narrowed(self, ids: mx.array) -> "Model":
         """As a draft model: the same, but with the logits of `ids` [n] alone, [B, T, n]."""
         raise InputError("a draft vocabulary needs a draft model of this project's")
+
+
+Seen = tuple[mx.array, mx.array]  # the encoder's output [S, D] and a text's states [T, W]
+
+
+class Learner:
+    """What a draft model that learns while the work goes on is told of it (apps/distillation/learning.py).
+
+    version: of its weights, 0: it cannot draft yet; total: characters of all prompts, or windows of sound; inf: not known
+    """
+
+    version = 0
+    total = math.inf
+
+    def finished(self, row: Any, seen: Seen | None) -> None:
+        """A row of the batch has finished. seen: of its text, if the target has it at hand."""
+
+    def between_steps(self, rows: int) -> None:
+        """The work, of so many rows, stands still after a step in which none finished, so that all that did is kept."""
+
+    def idle(self) -> bool:
+        """A server has nothing to do. Use this for a moment; return whether there was something to do."""
+        return False
+
+    def report(self) -> None:
+        """The work is done: say what came of it."""
 
 
 def padded(prompts: TokenLists, filler: int) -> tuple[np.ndarray, np.ndarray]:

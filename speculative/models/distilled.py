@@ -23,11 +23,32 @@ from speculative.common.errors import InputError
 from speculative.common.files import locked, replacing
 from speculative.common.reporting import reporter
 from speculative.models.contract import Model
-from speculative.models.encoder_decoder import STATES, EncoderDecoder
+from speculative.models.encoder_decoder import EncoderDecoder
 
 KIND = "distilled"  # model_type in config.json
 Weights = dict[str, mx.array]
 HeldOut = tuple[np.ndarray, list[int], int]  # see EncoderDecoder.prompt_array and TrainingText
+STATES = 3  # of the target, that are read of a token
+
+
+def target_states(outputs: Sequence[mx.array], head_input: mx.array) -> mx.array:
+    """The target's states, [B, T, STATES D]: a low and a middle layer's outputs, normed, and the head's input, [B, T, D] each
+    (EAGLE-3, Li et al. 2025, arXiv 2503.01840)."""
+    below = outputs[len(outputs) // 4], outputs[len(outputs) // 2]
+    normed = [mx.fast.rms_norm(x, None, 1e-6).astype(head_input.dtype) for x in below]
+    return mx.concatenate([*normed, head_input], axis=-1)
+
+
+class Mix(nn.Linear):
+    """What states before tokens add to the first layer's input: the target's, [B, T, STATES D], of which old ones read the
+    last, or a draft model's own, [B, T, D], with a weight behind theirs."""
+
+    def __call__(self, previous: mx.array) -> mx.array:
+        D = len(self.weight)
+        if previous.shape[-1] == D:
+            return previous @ self.weight[:, -D:].T
+        given = max(D, self.weight.shape[-1] - D)
+        return previous[..., -given:] @ self.weight[:, :given].T
 
 
 def skeleton(target: Any, layers: Sequence[int], states: int = STATES + 1) -> Any:
@@ -39,11 +60,11 @@ def skeleton(target: Any, layers: Sequence[int], states: int = STATES + 1) -> An
         if hasattr(part, "as_linear"):  # a table of tokens or positions
             decoder[name] = part
     width = len(decoder.layers[0].attention.out.weight)
-    decoder.mix = nn.Linear(states * width, width, bias=False)
+    decoder.mix = Mix(states * width, width, bias=False)
     # By name, because `narrowed` puts another module in a table's place
     draft.own = [name for name, part in decoder.items() if part is not target.decoder.get(name)]
     draft.layers = list(layers)
-    draft.reads_target = True
+    draft.target_states = target_states
     draft.accuracy = 0.0  # on the texts held out when it was made; 0: not known
     draft.held_out = ()  # HeldOut: some of these
     draft.promised = 0.0  # accuracy on those; 0: not measured yet

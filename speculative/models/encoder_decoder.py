@@ -139,30 +139,15 @@ class Layer(nn.Module):
         return self.residual(x, "feed_forward", self.feed_forward)
 
 
-STATES = 3  # that a decoder's cache may keep of a token
-
-
 class Stack(nn.Module):
-    """The encoder or the decoder: `layers` and, in most families, a last `norm`; `mix` in a distilled one.
-
-    A decoder's cache may keep states: a low and a middle layer's outputs, normed, and the head's input (EAGLE-3, Li et al.
-    2025, arXiv 2503.01840). `mix` adds the states before the tokens to the first layer's input (speculative/models/distilled.py).
-    """
+    """The encoder or the decoder: `layers` and, in most families, a last `norm`. A draft model's may have a module `mix`,
+    which makes what is added to its first layer's input from `previous` in its cache."""
 
     def only(self, indices: Sequence[int]) -> Self:
         """The same stack with these of its layers."""
         part = copy(self)
         part.layers = [self.layers[i] for i in indices]
         return part
-
-    def mixed(self, previous: mx.array) -> mx.array:
-        """`mix` of a draft model's own state, [B, T, D], or of the target's, [B, T, STATES D]; old ones read the last."""
-        weight = self.mix.weight
-        D = len(weight)
-        if previous.shape[-1] == D:
-            return previous @ weight[:, -D:].T
-        given = max(D, weight.shape[-1] - D)
-        return previous[..., -given:] @ weight[:, :given].T
 
     def __call__(
         self,
@@ -173,16 +158,14 @@ class Stack(nn.Module):
     ) -> mx.array:
         """masks: one per layer. cache: the decoder's."""
         if "mix" in self and cache and cache.previous is not None:
-            x = x + self.mixed(cache.previous)
-        kept = [len(self.layers) // 4, len(self.layers) // 2]
-        below = []
+            x = x + self.mix(cache.previous)
+        outputs = []
         for i, (layer, mask) in enumerate(zip(self.layers, masks, strict=True)):
             x = layer(x, mask, cache, i, *positions)
-            below += [x] * kept.count(i)
+            outputs.append(x)
         out = self.norm(x) if "norm" in self else x
-        if cache and cache.keeps_states:
-            below = [mx.fast.rms_norm(x, None, 1e-6).astype(out.dtype) for x in below]
-            cache.add_states(mx.concatenate([*below, out], axis=-1))
+        if cache and cache.states_of:
+            cache.add_states(cache.states_of(outputs, out))
         return out
 
 

@@ -4,7 +4,7 @@ Attention depends only on positions, not on where a key is stored, so forgetting
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -185,7 +185,7 @@ class CrossCache(SlotCache):
         if encoded is not None:
             self.cross.append([encoded[:, None]])
         self.previous: mx.array | None = None
-        self.keeps_states = False
+        self.states_of: Callable[..., mx.array] | None = None  # see Model.target_states
         self.mask = mask
         self.cross_mask = padding_mask(mask)
 
@@ -198,12 +198,12 @@ class CrossCache(SlotCache):
         ((output,),) = self.cross[len(self.keys) :]
         return output[mx.array(list(rows)), 0], self.mask[list(rows)]
 
-    # A draft model may read the states that the target's head gets.
+    # A draft model may read states of the target.
 
-    def keep_states(self) -> None:
+    def keep_states(self, states_of: Callable[..., mx.array]) -> None:
         """Keep the states of all tokens from now on, in the slots of their keys."""
-        if not self.keeps_states:
-            self.keeps_states = True
+        if not self.states_of:
+            self.states_of = states_of
             self.stores.append([None])
 
     def add_states(self, states: mx.array) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from speculative.models.contract import Model, TokenLists, missing_tokens
+from speculative.models.contract import Model, Seen, TokenLists, missing_tokens
 from speculative.step.cache import MASKED, CrossCache, SlotCache
 from speculative.step.prefill import prefill
 from speculative.step.prefix_cache import PrefixCache
@@ -18,7 +18,7 @@ class CachedModel:
     """A model that decodes rows together. `cache` is a SlotCache, but None until the first row is admitted."""
 
     MAX_MISSING = 8  # tokens: a row that lacks more catches up first
-    keeps_states = False  # for a draft model that reads them
+    states_of: Callable[..., mx.array] | None = None  # to keep for a draft model that reads them
 
     def __init__(self, model: Model, prefix_cache: PrefixCache | None = None):
         """prefix_cache: for a decoder-only model."""
@@ -55,8 +55,8 @@ class CachedModel:
             order = {b: i for i, b in enumerate(indices)}
             if list(indices) != list(range(batch_size)):
                 fresh.select([order.get(b, 0) for b in range(batch_size)])
-            if self.keeps_states and isinstance(fresh, CrossCache):
-                fresh.keep_states()
+            if self.states_of and isinstance(fresh, CrossCache):
+                fresh.keep_states(self.states_of)
             self.cache = fresh
         else:
             self.resize(batch_size)
@@ -135,9 +135,18 @@ class CachedModel:
         logits = self.model.decode(block, positions, self.cache)
         return logits[:, max(self._num_read - 1, 0) :]
 
+    def begin(self, contexts: TokenLists, prefix_sizes: Sequence[int]) -> mx.array:
+        """Begin drafts: logits [B, V] after each row's last token. prefix_sizes: how many of its first ones it did not write"""
+        nothing = mx.zeros((len(contexts), 0), mx.int32)
+        return self.decode(contexts, nothing, np.zeros(len(contexts), int))[:, -1]
+
     def feed(self, tokens: mx.array, positions: np.ndarray) -> mx.array:
         """Logits [B, V] after one more drafted token of each row, tokens and positions [B, 1]."""
         return self.model.decode(tokens, positions, self.cache)[:, -1]
+
+    def seen(self, b: int, tokens: Sequence[int]) -> Seen | None:
+        """What the target has seen of a row's text, if the draft model reads that."""
+        return None
 
     def keep(self, n: np.ndarray) -> None:
         """Keep the first n[b] of each row's drafted tokens, or all that were read; forget the others."""

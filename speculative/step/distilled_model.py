@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from speculative.models.contract import Model, TokenLists, missing_tokens
+from speculative.models.contract import Model, Seen, TokenLists, missing_tokens
 from speculative.step.cache import MASKED
 from speculative.step.cached_model import CachedModel
 
@@ -14,16 +14,14 @@ from speculative.step.cached_model import CachedModel
 class DistilledModel(CachedModel):
     """A draft model made from its target (speculative/models/distilled.py). It begins with the encoder's output in the target's
     cache, and reads each token with the target's state before it. After the first drafted token it feeds back its own state,
-    as there is no target state yet; the cache drops all drafted tokens. Calls return the logits after a row's last token only."""
+    as there is no target state yet; the cache drops all drafted tokens."""
 
     MAX_MISSING = MASKED  # whatever it lacks, a few layers read in one call
 
     def __init__(self, model: Model, target: CachedModel):
         super().__init__(model)
         self._target = target
-        target.keeps_states = True
-        # Of the rows, to be set: prefixes are read without states, as in training
-        self.prefix_sizes: Sequence[int] = ()
+        target.states_of = model.target_states
         self._state: Any = None  # [B, 1, D], the last column of the last call
 
     def admit(self, batch_size: int, indices: Sequence[int], prompts: TokenLists) -> list[int]:
@@ -31,21 +29,20 @@ class DistilledModel(CachedModel):
         self._insert(batch_size, indices, self._full_model.attend_to(encoded, mask))
         return [0] * len(indices)
 
-    def decode(self, contexts: TokenLists, drafted: mx.array, lengths: np.ndarray) -> mx.array:
+    def begin(self, contexts: TokenLists, prefix_sizes: Sequence[int]) -> mx.array:
         tokens, positions = missing_tokens(contexts, self.cache.lengths, self.config)
         self._num_read = tokens.shape[1]
-        # A token that the target has not read either follows on no state.
-        in_text = positions >= np.array(self.prefix_sizes)[:, None]
+        # Prefixes are read without states, as in training; a token that the target has not read either follows on none.
+        in_text = positions >= np.array(prefix_sizes)[:, None]
         self._state = self._target.cache.states(np.where(in_text, positions - 1, -1))
-        return self.feed(mx.array(tokens), positions)[:, None]
+        return self.feed(mx.array(tokens), positions)
 
     def feed(self, tokens: mx.array, positions: np.ndarray) -> mx.array:
         self.cache.previous = self._state
         self._state = self.model.states(tokens, positions, self.cache)[:, -1:]
         return self.model.logits(self._state)[:, -1]
 
-    def seen(self, b: int, tokens: Sequence[int]) -> tuple[mx.array, mx.array]:
-        """The encoder's output [S, D] and the states [T, W] of a row's tokens, which the target has at hand."""
+    def seen(self, b: int, tokens: Sequence[int]) -> Seen:
         cache = self._target.cache
         encoded, mask = cache.encoded([b])
         states = cache.states(np.tile(np.arange(len(tokens)), (len(cache.position), 1)))

@@ -303,7 +303,7 @@ def test_a_name_on_the_hub_means_its_own_conversion(tmp_path, monkeypatch):
         (
             "main",
             ["-p", PROMPT],
-            ["torch", "transformers", "sentencepiece", "huggingface_hub"],
+            ["torch", "transformers", "sentencepiece", "huggingface_hub", "apps.distillation"],
             ANSWER,
         ),
         ("convert", ["--model", "checkpoint", "--mlx-path", "made"], ["torch"], "made"),

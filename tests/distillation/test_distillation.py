@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 
 from apps.distillation import training
 from apps.distillation.batches import TrainingBatch, drafts
-from apps.distillation.evaluation import Evaluation, Evaluator
+from apps.distillation.evaluation import Evaluation, evaluate
 from apps.distillation.folder import save, trained_draft
 from apps.distillation.texts import HELD_OUT, TrainingText, read_texts, split
 from apps.distillation.training import Training, new_draft
@@ -29,11 +29,8 @@ from speculative.models.distilled import from_target, own_weights
 from speculative.text.memory import Pair
 
 
-def evaluate(draft, target, batches) -> Evaluation:
-    """The evaluation on all of these batches."""
-    evaluator = Evaluator(draft, target, [lambda batch=batch: batch for batch in batches])
-    while not (evaluation := evaluator.advance()):
-        pass
+def evaluated(draft, target, batches) -> Evaluation:
+    *_, evaluation = evaluate(draft, target, [lambda batch=batch: batch for batch in batches])
     return evaluation
 
 
@@ -52,7 +49,7 @@ def test_drafts_from_every_token_at_once_are_those_of_the_drafter():
     draft = with_states(target)
     texts = texts_of(target, 8, 20)
     batches = [TrainingBatch.from_texts(target, some) for some in (texts[:5], texts[5:])]
-    evaluation = evaluate(draft, target, batches)
+    evaluation = evaluated(draft, target, batches)
     for length, per_call in evaluation.per_call.items():
         prompts = [text.prompt for text in texts]
         rows = decode_with(target, ModelDrafter(draft), prompts, num_draft=length, max_tokens=20)
@@ -102,8 +99,8 @@ def test_the_held_out_share_rises_and_other_texts_teach_less(demo_texts, tmp_pat
     trained = Training(target, new_draft(target), texts, steps=40)
     *_, evaluation = trained
     held_out = [TrainingBatch.from_texts(target, split(texts)[1])]
-    before = evaluate(from_target(target, [0]), target, held_out).accuracy
-    after = evaluate(trained.draft, target, held_out).accuracy
+    before = evaluated(from_target(target, [0]), target, held_out).accuracy
+    after = evaluated(trained.draft, target, held_out).accuracy
     assert after > before + 0.15
     assert trained.best is evaluation and evaluation.accuracy == after and trained.progress == 1
     save(trained, "demo", tmp_path / "d", "float32", trained.held_out)
@@ -120,7 +117,7 @@ def test_the_held_out_share_rises_and_other_texts_teach_less(demo_texts, tmp_pat
     rows = decode_with(untrained, None, prompts, 50, num_draft=0, max_tokens=24)
     mutant = Training(target, untrained, [TrainingText.from_row(row) for row in rows], steps=40)
     list(mutant)
-    assert evaluate(mutant.draft, target, held_out).accuracy < after - 0.1
+    assert evaluated(mutant.draft, target, held_out).accuracy < after - 0.1
 
 
 @pytest.mark.usefixtures("cpu")
@@ -241,12 +238,11 @@ def test_training_stops_by_itself_and_at_nan(monkeypatch):
 def test_the_best_state_brings_the_most_tokens_a_call(monkeypatch):
     """Whole drafts are trained at last, when the share of first tokens may fall."""
 
-    class Evaluated:
-        def advance(self):
-            return Evaluation(*results[trained.steps_done], 1.0)
+    def evaluated(*args):
+        yield Evaluation(*results[trained.steps_done], 1.0)
 
     results = [(0.7, {4: 1.0, 8: 1.0}), (0.9, {4: 2.0, 8: 2.0}), (0.8, {4: 3.0, 8: 3.0})]
-    monkeypatch.setattr(training, "Evaluator", lambda *args: Evaluated())
+    monkeypatch.setattr(training, "evaluate", evaluated)
     monkeypatch.setattr(training, "EVAL_SECONDS", 0)
     target = ours("t5")
     trained = Training(target, new_draft(target), texts_of(target, 9), steps=2)

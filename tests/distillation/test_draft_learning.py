@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from helpers.pairs import with_states
 
-from apps.distillation import learning, training
+from apps.distillation import forecast, kept_texts, learning, training
 from apps.distillation.evaluation import Evaluation
+from apps.distillation.forecast import FITTED, Measured
 from apps.distillation.learning import Learner
 from apps.documents.files import load as load_document
 from apps.documents.translator import Translator
@@ -30,9 +31,9 @@ def notes(monkeypatch):
 @pytest.fixture
 def eager(monkeypatch):
     """Trains early, without asking whether it pays."""
-    monkeypatch.setattr(learning, "FIRST", 8)
+    monkeypatch.setattr(kept_texts, "FIRST", 8)
     monkeypatch.setattr(learning, "EPOCHS", 16)
-    monkeypatch.setattr(Learner, "_pays", lambda *args: True)
+    monkeypatch.setattr(learning, "pays", lambda measured: True)
 
 
 def learns(model, tokenizer, folder, **options):
@@ -79,9 +80,8 @@ def test_a_draft_model_that_may_be_worse_on_other_texts_is_for_this_run_only(
     """Worse on the texts held out when the one in the folder was made, or these are not known."""
 
     def evaluated(*args):
-        yield
         found = next(numbers)
-        return Evaluation(1 / found, {4: found, 8: found}, 1.0)
+        yield Evaluation(1 / found, {4: found, 8: found}, 1.0, 1 / found)
 
     numbers = count(1)
     monkeypatch.setattr(training, "evaluate", evaluated)
@@ -97,7 +97,7 @@ def test_a_draft_model_that_may_be_worse_on_other_texts_is_for_this_run_only(
 
 @pytest.mark.parametrize("reason", ["what nobody foresaw", "holds another draft model now"])
 def test_whatever_ends_training_is_a_line(decoder, tmp_path, monkeypatch, notes, reason):
-    monkeypatch.setattr(learning, "FIRST", 8)
+    monkeypatch.setattr(kept_texts, "FIRST", 8)
     learned, learner = learns(decoder.model, decoder.tokenizer, tmp_path / "draft", serves=True)
     other = with_states(decoder.model, [0, 1])
     save(other, decoder.model, "x", tmp_path / "draft", "float32")
@@ -105,7 +105,7 @@ def test_whatever_ends_training_is_a_line(decoder, tmp_path, monkeypatch, notes,
     if reason.startswith("what"):
         monkeypatch.setattr(learning, "trained_draft", lambda *args: {}[reason])
     learned.batch_generate(PROMPTS[:12], max_tokens=24)
-    assert learner.idle() and not learner.idle() and not learner._pieces
+    assert learner.idle() and not learner.idle() and not learner._training
     assert "learns no more" in notes[-1] and reason in notes[-1]
     assert (tmp_path / "draft/weights.npz").read_bytes() == before
 
@@ -113,7 +113,7 @@ def test_whatever_ends_training_is_a_line(decoder, tmp_path, monkeypatch, notes,
 def test_a_fitted_draft_model_drafts_before_any_training_and_is_not_saved(
     decoder, eager, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(Learner, "_pays", lambda self, *args: not self._evaluation)
+    monkeypatch.setattr(learning, "pays", lambda measured: not measured.evaluation)
     monkeypatch.setattr(Evaluation, "speedup", lambda *args: 2.0)
     learned, learner = learns(decoder.model, decoder.tokenizer, tmp_path / "draft")
     found = learned.batch_generate(PROMPTS[:40], batch_size=4, max_tokens=24, num_draft=3)
@@ -123,7 +123,8 @@ def test_a_fitted_draft_model_drafts_before_any_training_and_is_not_saved(
 
 def test_a_small_job_never_trains(decoder, tmp_path, monkeypatch, notes):
     monkeypatch.setattr(learning, "Training", None)
-    monkeypatch.setattr(learning, "FIRST", 8)
+    monkeypatch.setattr(kept_texts, "FIRST", 8)
+    monkeypatch.setattr(forecast, "LOOK", 8)
     learned, learner = learns(decoder.model, decoder.tokenizer, tmp_path / "draft")
     learner.total = sum(map(len, PROMPTS[:40]))
     learned.batch_generate(PROMPTS[:40], max_tokens=4)  # 8 at once
@@ -145,12 +146,12 @@ def test_a_server_trains_in_pieces_while_it_is_idle(decoder, eager, tmp_path, mo
     monkeypatch.setattr(learning, "SLICE_SECONDS", 0)
     while learner.idle():
         pass
-    assert learner._next_check == math.inf
+    assert learner._texts._next_look == math.inf
 
 
 def test_texts_that_are_drafted_much_worse_are_another_kind(decoder, tmp_path, monkeypatch):
     """The draft model is checked on the latest, whatever the schedule drafts."""
-    monkeypatch.setattr(learning, "FIRST", 8)
+    monkeypatch.setattr(kept_texts, "FIRST", 8)
     monkeypatch.setattr(learning, "CHECKED", 12)
     shares = iter([0.9, 0.8, 0.5])
     checked = []
@@ -162,14 +163,15 @@ def test_texts_that_are_drafted_much_worse_are_another_kind(decoder, tmp_path, m
     monkeypatch.setattr(learning, "accuracy", accuracy)
     learned, learner = learns(decoder.model, decoder.tokenizer, tmp_path / "draft")
     learner.version = 1
-    learner._next_training = learner._learned_from = 1000
+    learner._texts._next_training = 1000
+    learner._measured = Measured(learned_from=1000)
     learner.total = 1
     generate = dict(batch_size=1, max_tokens=4, num_draft=1)
     learned.batch_generate(PROMPTS[:24], **generate)
-    assert checked == [8, 12] and len(learner._texts) == 24
+    assert checked == [8, 12] and len(learner._texts.texts) == 24
     learned.batch_generate(PROMPTS[24:26], **generate)
-    assert checked == [8, 12, 12] and learner._learned_from == learning.FITTED
-    assert len(learner._texts) == 8 + 2
+    assert checked == [8, 12, 12] and learner._measured.learned_from == FITTED
+    assert len(learner._texts.texts) == 8 + 2
 
 
 def test_what_the_target_saw_is_what_it_sees(decoder, eager, tmp_path):
@@ -181,9 +183,9 @@ def test_what_the_target_saw_is_what_it_sees(decoder, eager, tmp_path):
     from apps.distillation.batches import TrainingBatch
 
     learned, learner = learns(decoder.model, decoder.tokenizer, tmp_path / "draft")
-    learner._next_check = 1000
+    learner._texts._next_look = 1000
     learned.batch_generate(PROMPTS[:9], batch_size=3, max_tokens=24)
-    texts = learner._texts
+    texts = learner._texts.texts
     seen = TrainingBatch.from_texts(decoder.model, texts)
     again = TrainingBatch.from_texts(decoder.model, [replace(text, seen=None) for text in texts])
     read = mx.array(seen.drafted(0))[:, :, None]
@@ -200,4 +202,4 @@ def test_what_a_run_finds_done_is_not_left_to_do(decoder, tmp_path):
     translator = Translator(learned, Options(target_lang="fr"), 2, texts=known)
     translator.translate(load_document(str(source), None).document, "in.txt")
     assert learner.total == 1e9 - len("The king sees the house.")
-    assert learner._done >= len("The queen sees the key.")
+    assert learner._work.done >= len("The queen sees the key.")

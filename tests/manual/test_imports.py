@@ -6,8 +6,9 @@ from helpers.pages import read
 
 from docs.tools import imports
 
-# What few runs need: checkpoints to convert, models that mlx-lm runs
+# What few runs need: the trainer, checkpoints to convert, models that mlx-lm runs
 BY_NAME = {
+    ("apps.cli.models", "apps.distillation.learning"),
     ("speculative.models.loading", "speculative.models.causal_loading"),
     ("speculative.models.loading", "speculative.models.conversion"),
 }

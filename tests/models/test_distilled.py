@@ -32,6 +32,7 @@ from speculative.models.distilled import (
     own_weights,
     save,
     skeleton,
+    target_states,
     type_of,
 )
 from speculative.step.cache import MASKED
@@ -111,7 +112,7 @@ def test_every_accepted_token_is_read_with_the_targets_state(prefix, monkeypatch
             held = int(cache.lengths[b])
             alone = target.start([row.prompt])
             place = np.arange(held, dtype=np.int32)[None]
-            alone.keep_states()
+            alone.keep_states(target_states)
             target.states(mx.array([row.tokens[:held]]), place, alone)
             states = alone.states(place)
             once = draft.attend_to(*alone.encoded([0]))
@@ -152,7 +153,7 @@ def test_layers_of_a_quantized_target_are_its_own_unpacked(demo_folders, bits, t
     assert mx.allclose(draft.decoder.layers[0].attention.query(x), theirs, atol=1e-4)
     assert draft.embedding is target.embedding and draft.encoder is target.encoder
     tokenizer.add_tokens(["<sep>"])  # as fine-tunes do
-    assert load(tmp_path / "d")[0].for_target(target).reads_target
+    assert load(tmp_path / "d")[0].for_target(target).target_states
     target.text = replace(target.text, tokenizer=Tokenizer(models.Unigram([("<unk>", 0.0)], 0)))
     with pytest.raises(InputError, match="another vocabulary"):
         load(tmp_path / "d")[0].for_target(target)
@@ -268,7 +269,7 @@ def test_a_full_disk_leaves_the_last_state(decoder, tmp_path, monkeypatch):
 def test_states_of_tokens_that_the_target_lacks_are_zero():
     target = ours("t5")
     cache = target.start([[5, 6], [7]])
-    cache.keep_states()
+    cache.keep_states(target_states)
     assert cache.states(np.array([[0], [0]])) is None
     positions = np.array([[0, 1, 2], [0, 1, MASKED]], np.int32)
     tokens = mx.array([[0, 9, 8], [0, 9, 9]])
@@ -276,7 +277,7 @@ def test_states_of_tokens_that_the_target_lacks_are_zero():
     cache.keep(np.array([2, 1]))
     states = np.array(cache.states(np.array([[-1, 0, 1, 2], [0, 1, 2, MASKED - 1]])))
     assert (np.abs(states).sum(axis=2) > 0).tolist() == [[0, 1, 1, 0], [1, 0, 0, 0]]
-    assert skeleton(target, [0]).reads_target
+    assert skeleton(target, [0]).target_states
 
 
 @pytest.mark.usefixtures("cpu")
