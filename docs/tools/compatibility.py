@@ -31,21 +31,14 @@ INTRO = """# mlx-lm's models
 We tried every file of mlx-lm {mlx_lm} that defines a model, with small random weights in float32 on MLX {mlx}. This
 page is what `python -m docs.tools.compatibility` prints.
 
-A model works if its greedy text equals mlx-lm's own: {texts} prompts of 1 to 30 tokens, 10 new ones each, three rows
-in a batch, without drafts and with three tokens drafted by a disturbed copy. Sliding windows have {window} tokens, so
-texts outgrow them. Other models are refused by name when they are loaded, with the reason. Models of text and images
-decode text only. Models that need a Metal kernel were tried without Metal; loading tries them again.
+A model works if its greedy text equals mlx-lm's own: {texts} prompts, three rows in a batch, without drafts and with
+three tokens drafted by a disturbed copy. Sliding windows have {window} tokens, so texts outgrow them. Other models are
+refused by name when they are loaded. Models of text and images decode text only. For layers with a state, loading
+checks that filler tokens of shorter rows do not change it; we tried {seeds} sets of weights in each type.
 
-Recurrent and convolutional layers keep a state, which filler tokens of shorter rows must not change. Loading compares
-the states after many fillers with those without. We tried this with {seeds} sets of random weights in float32 and
-{seeds} in bfloat16 for each such model (mixtures of experts in float32 only, as MLX's CPU backend has them). All sets
-of a model gave the same answer, unless a table below says otherwise.
-
-Rotary positions and sliding windows are read from config.json as transformers reads them, where mlx-lm's file reads
-less: `rope_parameters`; the rope types default, linear, dynamic, llama3, yarn and longrope; the windows of Gemma 2,
-Mistral, Mixtral, Phi-3 and Starcoder 2. Rope types that only mlx-lm knows are left to it; unknown ones are refused by
-name. With dynamic and longrope, texts end with the positions of the original training: a longrope model (Phi-3 128k,
-Phi-3.5, Phi-4-mini) takes 4,096 tokens and refuses longer prompts.
+Rotary positions and sliding windows are read from config.json as transformers reads them. With the rope types dynamic
+and longrope, texts end with the positions of the original training: a longrope model (Phi-3 128k, Phi-3.5, Phi-4-mini)
+takes 4,096 tokens and refuses longer prompts.
 
 The names are those of the files; config.json's `model_type` is the same or one of these: {aliases}.
 """
