@@ -33,7 +33,7 @@ page is what `python -m docs.tools.compatibility` prints.
 
 A model works if its greedy text equals mlx-lm's own: {texts} prompts, three rows in a batch, without drafts and with
 three tokens drafted by a disturbed copy. Sliding windows have {window} tokens, so texts outgrow them. Other models are
-refused by name when they are loaded. Models of text and images decode text only. For layers with a state, loading
+refused when they are loaded, with the reason. Models of text and images decode text only. For layers with a state, loading
 checks that filler tokens of shorter rows do not change it; we tried {seeds} sets of weights in each type.
 
 Rotary positions and sliding windows are read from config.json as transformers reads them. With the rope types dynamic
@@ -115,7 +115,7 @@ def main() -> None:
     for outcome, title in titles.items():
         if rows := found.get(outcome):
             print(f"\n## {len(rows)} {title}\n")
-            print("\n".join(_table(rows)))
+            print(_listed(list(rows)))
 
 
 def _filled(text: str) -> str:
@@ -125,16 +125,6 @@ def _filled(text: str) -> str:
 
 def _listed(names: list[str]) -> str:
     return fill(", ".join(names), 130, break_on_hyphens=False)
-
-
-def _table(rows: dict[str, str]) -> list[str]:
-    """A line for each reason, with the models that have it."""
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in rows.items():
-        by_reason.setdefault(reason, []).append(name)
-    lines = sorted(by_reason.items(), key=lambda item: -len(item[1]))
-    head = ["| models | why |", "|---|---|"]
-    return head + [f"| {', '.join(names)} | {reason} |" for reason, names in lines]
 
 
 if __name__ == "__main__":
