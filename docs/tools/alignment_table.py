@@ -1,5 +1,5 @@
 """The share of words, and of phrases of an adjective and a noun, that the demo target's cross-attention aligns right, by
-kind of word and by what one reads; and the marks that are named in texts of people: the tables of docs/design.md. The demo's
+kind of word and by what one reads; and the marks that are named in texts of people: the tables of docs/benchmarks.md. The demo's
 own tables say what is right.
 
     python docs/tools/alignment_table.py

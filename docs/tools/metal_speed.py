@@ -1,4 +1,4 @@
-"""The gain from drafts on Apple's chips: the tables in docs/distilling.md, computed from published costs, not measured.
+"""The gain from drafts on Apple's chips (docs/distilling.md), computed from published costs, not measured.
 
 python -m docs.tools.metal_speed
 """
