@@ -10,7 +10,6 @@ import mlx.core as mx
 from speculative.checkpoints.folder import MODELS, WEIGHTS, is_outdated
 from speculative.common.errors import InputError
 from speculative.common.reporting import reporter
-from speculative.models.conversion import convert
 
 DEMO = Path(__file__).resolve().parent
 SHORT_KINDS = ("number", "sentence", "repair")
@@ -28,6 +27,8 @@ def demo_model(role: str) -> Path:
     in the current folder."""
     output = MODELS / f"demo-{role.replace('/', '-')}"
     if not (output / WEIGHTS).exists() or is_outdated(output):
+        from speculative.models.conversion import convert
+
         reporter.note(f"converting the demo {role} model to {output}")
         convert(str(DEMO / role), output, dtype=default_dtype(), exist_ok=True)
     return output

@@ -11,6 +11,7 @@ from speculative.checkpoints.folder import WEIGHTS, read_json
 from speculative.common.errors import InputError
 from speculative.common.reporting import reporter
 from speculative.models import distilled
+from speculative.models.registry import DISTILLED
 
 KEPT = 1000  # about so many tokens of texts are kept of the latest run, and of those before
 
@@ -19,7 +20,7 @@ def trained_draft(folder: Path, model: Any) -> Any:
     """The draft model of `model` in a folder; None if there is none. InputError if there is something else."""
     names = {path.name for path in folder.glob("[!.]*")}
     config = read_json(folder / "config.json") if "config.json" in names else {}
-    if names and config.get("model_type") != distilled.KIND:
+    if names and config.get("model_type") != DISTILLED:
         raise InputError(f"{folder} is something else: choose another folder")
     if WEIGHTS not in names:
         return None

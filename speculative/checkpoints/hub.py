@@ -15,7 +15,7 @@ from typing import Any
 from speculative.checkpoints.folder import ADAPTER, check_kind, is_adapter, weight_files
 from speculative.common.errors import InputError, first_line
 from speculative.common.files import lock
-from speculative.common.reporting import reporter
+from speculative.common.reporting import gb, reporter
 
 CONFIG = "config.json"
 # Endings of the files beside the weights: settings, vocabularies, chat templates
@@ -160,10 +160,6 @@ def _announce(model: str, download: int, output: Path, converted: int) -> None:
     if download:
         result = f", and {gb(converted)} converted to {output}" if converted else ""
         reporter.note(f"{model}: downloading {gb(download)} to {cache}{result}")
-
-
-def gb(size: float) -> str:
-    return f"{size / 1e9:.2f} GB"
 
 
 def _fetch_blob(name: str, url: str, blob: Path, size: int) -> None:

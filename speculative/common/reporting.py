@@ -24,3 +24,8 @@ class Reporter:
 
 
 reporter = Reporter()
+
+
+def gb(size: float) -> str:
+    """So many bytes in words."""
+    return f"{size / 1e9:.2f} GB"

@@ -15,14 +15,14 @@ import mlx.core as mx
 from speculative.checkpoints import folder as folders
 from speculative.checkpoints.adapters import base_of, merge, with_tokenizer_of
 from speculative.checkpoints.folder import WEIGHTS, converted_path, is_outdated, read_json
-from speculative.checkpoints.hub import Start, fetch, gb
+from speculative.checkpoints.hub import Start, fetch
 from speculative.checkpoints.weights import Quantization, stored_size, write_weights
 from speculative.common.errors import InputError, errors_name
 from speculative.common.files import lock, replacing
-from speculative.common.reporting import reporter
-from speculative.models import causal_loading, distilled
+from speculative.common.reporting import gb, reporter
+from speculative.models import causal_loading
 from speculative.models.mlx_lm_folders import runs_in_mlx_lm
-from speculative.models.registry import build, check_head, family_of
+from speculative.models.registry import DISTILLED, build, check_head, family_of
 from speculative.text.generation import FILE as GENERATION
 from speculative.text.generation import GenerationDefaults
 from speculative.text.tokenizer import SOURCE_FILE
@@ -78,7 +78,7 @@ def read_config(folder: Path) -> dict:
     raw = read_json(folder / "config.json")
     if "converted_from" in raw:
         raise InputError(f"{folder} is already converted; convert the checkpoint it was made from")
-    if raw.get("model_type") == distilled.KIND:
+    if raw.get("model_type") == DISTILLED:
         raise InputError(f"{folder} is a draft model, made by distill.py: use it as it is")
     check_head(raw)
     if (folder / GENERATION).exists():

@@ -24,8 +24,8 @@ from speculative.common.files import locked, replacing
 from speculative.common.reporting import reporter
 from speculative.models.contract import Model
 from speculative.models.encoder_decoder import EncoderDecoder
+from speculative.models.registry import DISTILLED
 
-KIND = "distilled"  # model_type in config.json
 Weights = dict[str, mx.array]
 HeldOut = tuple[np.ndarray, list[int], int]  # see EncoderDecoder.prompt_array and TrainingText
 STATES = 3  # of the target, that are read of a token
@@ -122,7 +122,7 @@ def save(
     """Write a draft model of the target `name`. accuracy: on held-out texts, 0: not known. All that is read again is in
     one file, so that nobody reads parts of two models."""
     config = dict(
-        model_type=KIND,
+        model_type=DISTILLED,
         draft_of=name,
         origin=target.origin,
         vocabulary=vocabulary(target),

@@ -12,11 +12,11 @@ from speculative.checkpoints.folder import WEIGHTS, converted, is_outdated, read
 from speculative.checkpoints.tensors import map_npz, to_mlx
 from speculative.checkpoints.weights import Quantization
 from speculative.common.errors import errors_name
-from speculative.models import distilled, ram
+from speculative.models import ram
 from speculative.models.family import Family
 from speculative.models.mlx_lm_folders import find_mlx_lm_folder, is_mlx_lm_folder
 from speculative.models.ranks import ALONE, Ranks, check_ranks, load_shard, shard
-from speculative.models.registry import build, family_of
+from speculative.models.registry import DISTILLED, build, family_of
 from speculative.text.generation import GenerationDefaults
 from speculative.text.languages import Languages
 from speculative.text.text_side import TextSide
@@ -58,7 +58,9 @@ def load(
     config = ranks.together(lambda: read_json(path / "config.json"))
     if group:
         ranks.check_folder(path)
-    if config.get("model_type") == distilled.KIND:
+    if config.get("model_type") == DISTILLED:
+        from speculative.models import distilled
+
         draft: Any = ranks.together(lambda: distilled.Distilled(path, config))
         return draft, draft.text  # its target has the tokenizer
     model = ranks.together(lambda: _load_converted(str(name), path, config, ranks, split))

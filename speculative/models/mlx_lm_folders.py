@@ -14,7 +14,6 @@ from speculative.checkpoints.folder import (
     read_json,
     weight_files,
 )
-from speculative.checkpoints.hub import cached
 from speculative.common.errors import InputError
 from speculative.models.registry import FAMILIES, architecture_of, model_type
 
@@ -33,8 +32,11 @@ def runs_in_mlx_lm(config: Mapping) -> bool:
 
 def find_mlx_lm_folder(name: str) -> Path | None:
     """The folder of a decoder-only model: a path, a name under mlx_models/, or one in the hub's cache."""
-    snapshot = cached(name) if is_on_hub(name) else None
-    folders = filter(None, [Path(name), converted_path(name), snapshot])
+    folders = [Path(name), converted_path(name)]
+    if is_on_hub(name):
+        from speculative.checkpoints.hub import cached
+
+        folders += filter(None, [cached(name)])
     unmarked = (path for path in folders if path == Path(name) or not is_converted(path))
     return next(filter(is_mlx_lm_folder, unmarked), None)
 

@@ -10,9 +10,8 @@ from typing import Any
 import mlx.core as mx
 
 from speculative.checkpoints.folder import read_json
-from speculative.checkpoints.hub import gb
 from speculative.common.errors import InputError
-from speculative.common.reporting import reporter
+from speculative.common.reporting import gb, reporter
 
 # Bytes that macOS recommends at most; only on Macs
 GPU_LIMIT = "max_recommended_working_set_size"

@@ -13,6 +13,7 @@ from speculative.checkpoints.weights import Quantization
 from speculative.common.errors import InputError
 from speculative.models.family import Family
 
+DISTILLED = "distilled"  # the model_type of a draft model made from its target (distilled.py)
 # config.json's model_type -> the family, in a module beside this one that is imported when a checkpoint asks for it
 FAMILIES = {
     "t5": "t5.FAMILY",  # byT5, UL2, FLAN, MADLAD-400 and others say t5 or mt5

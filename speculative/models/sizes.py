@@ -6,8 +6,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from speculative.checkpoints.hub import gb
 from speculative.checkpoints.weights import DTYPES, Quantization, stored_size
+from speculative.common.reporting import gb
 from speculative.models import distilled
 from speculative.models.causal_check import mlx_lm_cache
 from speculative.models.contract import Model

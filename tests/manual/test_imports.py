@@ -6,11 +6,14 @@ from helpers.pages import read
 
 from docs.tools import imports
 
-# What few runs need: the trainer, checkpoints to convert, models that mlx-lm runs
+# What few runs need: the trainer, checkpoints to download and to convert, models of mlx-lm's or made from their target
 BY_NAME = {
     ("apps.cli.models", "apps.distillation.learning"),
     ("speculative.models.loading", "speculative.models.causal_loading"),
     ("speculative.models.loading", "speculative.models.conversion"),
+    ("speculative.models.loading", "speculative.models.distilled"),
+    ("speculative.models.mlx_lm_folders", "speculative.checkpoints.hub"),
+    ("demo.pair", "speculative.models.conversion"),
 }
 
 
