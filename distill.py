@@ -92,9 +92,9 @@ def main() -> None:
     transcriber = Transcriber(name) if args.audio else None
     model, tokenizer = (transcriber.model, transcriber.tokenizer) if transcriber else load(name)
     draft = trained_draft(folder, model) or new_draft(model, args.layers)
-    if len(draft.layers) != args.layers:
-        has = f"{folder} has --layers {len(draft.layers)}"
-        raise InputError(f"{has}: say so, or choose another --output")
+    count = len(draft.layers)
+    if count != args.layers:
+        raise InputError(f"{folder} has --layers {count}: say so, or choose another --output")
     if transcriber:
         texts = texts_from_audio(transcriber, args.audio, args.batch_size)
     else:

@@ -14,6 +14,8 @@ DEEPER = 2  # how much longer a step of training takes in the mean than one of t
 
 @dataclass(frozen=True)
 class Measured:
+    """What a run has measured so far."""
+
     # Of the run
     rows: int = 1  # that are decoded together
     texts_left: float = 0.0  # as far as is known; inf: the run does not end, as a server's
@@ -29,7 +31,7 @@ class Measured:
 
 
 def pays(measured: Measured) -> bool:
-    """Whether to train on, as far as is known."""
+    """Whether to begin training, or to go on with it."""
     m = measured
     if math.isinf(m.texts_left):
         return True

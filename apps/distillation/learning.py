@@ -70,7 +70,7 @@ class Learner(contract.Learner):
         self._work.add(row.stats, self.version > 0)
 
     def between_steps(self, rows: int) -> None:
-        """Train if it is time to look whether that pays, and it does."""
+        """Train to the end if it is time to look whether that pays, and it does."""
         self._work.pause(rows)
         if self._serves or not self._advance():
             return
