@@ -158,9 +158,8 @@ def _json_pairs(lines: Iterable[Line], skip: Skip) -> Iterator[Pair]:
         except InputError as error:
             skip((number, f"{error} (other files have names in {', '.join(TABLES + XML)})"))
             continue
-        fields: list[Any] = [
-            value.get(name) for name in ("prompt", "text", "source_lang", "target_lang")
-        ]
+        names = "prompt text source_lang target_lang".split()
+        fields: list[Any] = [value.get(name) for name in names]
         texts = [text for text in fields if text is not None]
         are_texts = all(isinstance(text, str) for text in (*fields[:2], *texts))
         if are_texts and not _NOT_UTF_8.search("".join([line, *texts])):
