@@ -9,6 +9,8 @@ from itertools import accumulate, groupby, pairwise
 import regex
 import sentencex
 
+from speculative.text.scripts import SENTENCE_ENDED, UNSPACED_CHARACTERS
+
 _PICTURE = (
     r"(?!\p{P})\p{Extended_Pictographic}[\p{Extended_Pictographic}\p{Emoji_Modifier}\ufe0f\u200d]*"
 )
@@ -22,15 +24,13 @@ _BEGIN = regex.compile(rf"\A(?:(?:{_PICTURE}|[♪♫])\s*)+")
 _END = regex.compile(rf"(?r)(?:\s*(?:{_PICTURE}|[♪♫]))+\Z")
 _MASK = re.compile(r"X\d+")
 
-# Scripts whose words stand without spaces: those of Southeast Asia, Han and kana with their punctuation
-_UNSPACED = r"\p{lb=SA}\p{Han}\p{Hiragana}\p{Katakana}\u3001-\u3020\u30fb-\u30ff\uff00-\uff9f"
 _WIDE = regex.compile(r"[\p{ea=W}\p{ea=F}]")
-_LETTER = rf"[^\W{_UNSPACED}]"  # of words that have spaces between them
+_LETTER = rf"[^\W{UNSPACED_CHARACTERS}]"  # of words that have spaces between them
 # What lines are made of: words or clusters, with opening marks, and with closing marks and vowels that may not begin a
 # line (by Unicode's line breaking classes; Thai and Lao vowels stand before or after their consonant).
 UNIT = regex.compile(
     r"(?:\p{Pd}\s+)?[\p{lb=OP}\p{Pi}\u0e40-\u0e44\u0ec0-\u0ec4]*"
-    rf"(?:(?=[{_UNSPACED}])\X(?:(?<=[\u1039\u17d2])\X)*|[^\s{_UNSPACED}]+)"
+    rf"(?:(?=[{UNSPACED_CHARACTERS}])\X(?:(?<=[\u1039\u17d2])\X)*|[^\s{UNSPACED_CHARACTERS}]+)"
     r"(?:(?=[\p{lb=CL}\p{lb=CP}\p{lb=EX}\p{lb=IS}\p{lb=NS}\p{lb=CJ}\p{Pf}\p{M}\p{Lm}…"
     r"\u0e2f\u0e30\u0e32\u0e33\u0e45\u0eaf\u0eb0\u0eb2\u0eb3])\X)*\s*"
 )
@@ -39,8 +39,7 @@ _SPACE = regex.compile(r"\s+")
 _BEFORE = 100  # characters in which an abbreviation and what stands before it are
 _NARROWEST = 40  # columns; below that, lines are a list or verses
 
-ENDED = regex.compile(r"""[\p{STerm}…♪][\p{Pe}\p{Pf}"']*\s*$""")
-_LINE_ENDED = regex.compile(rf"{ENDED.pattern}|[:：]\s*$")  # noqa: RUF001
+_LINE_ENDED = regex.compile(rf"{SENTENCE_ENDED.pattern}|[:：]\s*$")  # noqa: RUF001
 _MARKED_ENDED = regex.compile(r"(?r)[\p{STerm}:]\W*$")  # whatever marks stand behind it
 BEGINS_LOWER = regex.compile(r"""[\p{Ps}\p{Pi}"'.…\s]*\p{Ll}""")
 _BEGINS_SENTENCE = regex.compile(r"""[\s\p{Ps}\p{Pi}"'*•\-–\d.)]*[\p{Lu}\p{Lt}\p{Lo}\p{N}]""")  # noqa: RUF001
@@ -79,7 +78,7 @@ def phrase_pattern(phrases: Collection[str]) -> regex.Pattern:
 
 def is_unspaced(text: str) -> bool:
     """Whether this is of a script without spaces between words."""
-    return regex.match(f"[{_UNSPACED}]", text) is not None
+    return regex.match(f"[{UNSPACED_CHARACTERS}]", text) is not None
 
 
 def between(before: str, after: str) -> str:

@@ -21,9 +21,10 @@ from apps.documents.inline import Event, paragraphs_of
 from apps.documents.language import in_head
 from apps.documents.markup import Markup, in_markup
 from apps.documents.paragraph import Paragraph
-from apps.documents.sentences import BEGINS_LOWER, ENDED
+from apps.documents.sentences import BEGINS_LOWER
 from speculative.common.errors import InputError
 from speculative.text.cues import ASS_TAG, TAG, UNREADABLE, Cue, Report, cues, seconds
+from speculative.text.scripts import SENTENCE_ENDED
 
 _ASS_BREAK = re.compile(r"\\[Nn]")
 _ASS_DRAWING = re.compile(r"\{[^{}]*\\p[1-9]")
@@ -188,7 +189,7 @@ def _go_on(source: str, cue: Cue, following: Cue) -> bool:
     return (
         cue.voice == following.voice
         and cue.start <= following.start <= cue.end + _SOON
-        and not ENDED.search(line)
+        and not SENTENCE_ENDED.search(line)
         and not (_SOUND.fullmatch(line) or _SOUND.fullmatch(first) or _SPEAKER.match(first))
         and (BEGINS_LOWER.match(first) or _COMMA.search(line)) is not None
     )
