@@ -1,7 +1,6 @@
 """T5: what is made of each member's config.json and tensors' names, and the rules of its model."""
 
 import json
-import re
 
 import mlx.core as mx
 import numpy as np
@@ -16,14 +15,12 @@ from helpers.models import (
     reference_logits,
 )
 from helpers.pairs import both
-from helpers.programs import ROOT
 from mlx.utils import tree_flatten
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from model import T5, _buckets
-from speculative.checkpoints.weights import Quantization
 from speculative.common.errors import InputError
-from speculative.models.conversion import converted_size, read_config
+from speculative.models.conversion import read_config
 from speculative.models.registry import family_of
 from speculative.models.t5 import FAMILY, NAMES, Config
 
@@ -109,21 +106,6 @@ def test_every_member_is_understood(name, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_sizes_in_the_manual(tmp_path):
-    """flan-t5-small and -xl have v1.1's shapes."""
-    text = (ROOT / "docs" / "conversion.md").read_text(encoding="utf-8")
-    number = r" +\| ([\d.]+)"
-    rows = re.findall(rf"^\| ([\w.-]+) +\| [\d.]+[MB]{number * 4} +\|$", text, re.MULTILINE)
-    assert len(rows) > 8
-    for name, *stated in rows:
-        of_shape = name if name in MEMBERS else name.replace("flan-t5", "t5-v1_1")
-        (tmp_path / "config.json").write_text(json.dumps(raw_config(of_shape)))
-        bits = [None, None, Quantization("affine", 8, 64), Quantization("affine", 4, 64)]
-        dtypes = ["float32"] + ["bfloat16"] * 3
-        sizes = [converted_size(tmp_path, *how) for how in zip(dtypes, bits, strict=True)]
-        assert [f"{size / 1e9:.2f}" for size in sizes] == stated
-
-
 def test_ids_in_generation_config_may_be_lists_or_missing(tmp_path):
     raw = raw_config("pile-t5-large") | {"eos_token_id": None, "decoder_start_token_id": None}
     (tmp_path / "config.json").write_text(json.dumps(raw))

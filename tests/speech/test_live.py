@@ -379,7 +379,7 @@ def test_others_have_a_turn_after_each_event_and_few_events_wait():
 
     live = SimpleNamespace(advance=lambda is_end: (each for each in ()), configure=lambda *_: None)
     transcriber = SimpleNamespace(live=lambda *_: live, resolve=lambda options: options)
-    speech = SimpleNamespace(gate=Gate("m"), engine=SimpleNamespace(options=Options()))
+    speech = SimpleNamespace(gate=Gate("m"), engine=SimpleNamespace(options=Options(), call=None))
     socket = SimpleNamespace(receive=receive, send_json=send_json)
     client = realtime._Client(speech, transcriber, socket)
     run_to_end(run())
