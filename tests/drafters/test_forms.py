@@ -80,7 +80,7 @@ def test_forced_tokens_that_fail_leave_the_targets_law():
     target = TableModel(0)
     options = Options(num_draft=4, acceptance="block", max_tokens=4, temp=1.0)
     driver = new_driver(target, drafters(TableModel(1))["both"], options)
-    rows = new_rows(target, [[b % 3, b % 2] for b in range(6000)], options)
+    rows = new_rows(target, [[b % 3, b % 2] for b in range(3000)], options)
     for row in rows:
         row.grammar = Wrong(target, row.prompt, 0)
     driver.admit(rows)

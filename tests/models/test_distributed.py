@@ -101,24 +101,31 @@ def split_bytes(folder: Path, ranks: int) -> float:
     return size
 
 
-@pytest.mark.parametrize(
-    ("ranks", "ways"),
-    [
-        # What ranks do in each way, they do for any model; models differ in how they are split. More ways: below.
-        (
-            2,
-            {"8": ["plain", "draft", "block"], "bart": ["draft"]}
-            | {name: [] for name in ("t5gemma", "t5gemma2", "12", "16", *TOLERANCE)},
-        ),
-        (4, {"affine": ["short"]}),
-    ],
-)
-def test_ranks_write_what_one_process_writes(models, tmp_path, ranks, ways):
-    jobs = [dict(folder=str(models / name), ways=wanted) for name, wanted in ways.items()]
-    for (name, wanted), job, by_rank in zip(
-        ways.items(), jobs, run_jobs(ranks, jobs, tmp_path), strict=True
-    ):
-        alone = decode(**job)
+# What ranks do in each way, they do for any model; models differ in how they are split.
+WAYS = {
+    2: {"8": ["plain", "draft", "block"], "bart": ["draft"]}
+    | {name: [] for name in ("t5gemma", "t5gemma2", "12", "16", *TOLERANCE)},
+    4: {"affine": ["short"]},
+}
+DECIDED = ["auto", "coupled", "fresh", "beams"]
+
+
+def job(models: Path, name: str, ways: list[str], **options) -> dict:
+    return dict(folder=str(models / name), ways=ways, **options)
+
+
+@pytest.fixture(scope="module")
+def results(models, tmp_path_factory) -> dict[int, list]:
+    """What ranks find, by their number: of each of WAYS, and where rank 1 is another kind of machine."""
+    jobs = {n: [job(models, *each) for each in ways.items()] for n, ways in WAYS.items()}
+    jobs[2].append(job(models, "8", DECIDED, tampered=True))
+    return {n: run_jobs(n, of_n, tmp_path_factory.mktemp("ranks")) for n, of_n in jobs.items()}
+
+
+@pytest.mark.parametrize("ranks", WAYS)
+def test_ranks_write_what_one_process_writes(models, results, ranks):
+    for (name, wanted), by_rank in zip(WAYS[ranks].items(), results[ranks], strict=False):
+        alone = decode(**job(models, name, wanted))
         for of_rank in by_rank:
             logits = np.array(of_rank.pop("logits"))
             assert np.abs(logits - alone["logits"]).max() < TOLERANCE.get(name, 1e-4)
@@ -137,11 +144,10 @@ def texts(result: dict, way: str) -> list[list[int]]:
     return [tokens for tokens, *_ in result[way]]
 
 
-def test_rank_0_decides_where_ranks_differ_in_drafts_logits_and_clocks(models, tmp_path):
-    job = dict(folder=str(models / "8"), ways=["auto", "coupled", "fresh", "beams"])
-    ((first, second),) = run_jobs(2, [job | dict(tampered=True)], tmp_path)
-    alone = decode(**job)
-    for way in job["ways"]:
+def test_rank_0_decides_where_ranks_differ_in_drafts_logits_and_clocks(models, results):
+    first, second = results[2][-1]
+    alone = decode(**job(models, "8", DECIDED))
+    for way in DECIDED:
         assert first[way] == second[way]
         assert texts(first, way) == texts(alone, way) or way == "fresh"
 

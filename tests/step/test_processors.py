@@ -187,6 +187,6 @@ def law() -> np.ndarray:
 @pytest.mark.slow
 def test_sampled_rows_have_the_law_of_what_is_processed():
     options = Options(num_draft=3, temp=0.7, acceptance="token", seed=1, max_tokens=4, **LAW)
-    rows = decoded(options, drafters(TableModel(1))["both"], count=20_000)
+    rows = decoded(options, drafters(TableModel(1))["both"])
     assert total(rows[:1000]).accepted > 100
     assert deviation_of(rows, law()) < LIMIT

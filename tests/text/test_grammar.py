@@ -179,7 +179,7 @@ def test_rows_have_the_law_of_the_masked_target():
     target = TableModel(0)
     options = Options(num_draft=2, acceptance="token", max_tokens=3, temp=1.0)
     driver = new_driver(target, drafters(TableModel(1))["both"], options)
-    count = 6000
+    count = 3000
     rows = new_rows(target, [[b % 3, b % 2] for b in range(count)], options)
     for row in rows:
         row.grammar = Matcher(Table(RULES), usual)
