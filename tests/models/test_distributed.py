@@ -23,6 +23,7 @@ from helpers.rank_program import decode
 from helpers.ranks import LIMIT, by_hand, ends, launch, launched, run_jobs
 
 import main
+from docs.tools import imports
 from speculative.checkpoints.tensors import map_npz
 from speculative.checkpoints.weights import Quantization
 from speculative.common.errors import InputError
@@ -236,6 +237,13 @@ def test_a_file_that_one_rank_lacks_is_named():
 def test_standard_input_is_for_one_process():
     with pytest.raises(InputError, match=r"standard input are not for mlx\.launch"):
         main.check_ranks(main.parse_args(["-p", "-"]), Ranks())
+
+
+def test_ranks_compare_the_whole_program(monkeypatch):
+    read = []
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or b"")
+    main.check_ranks(main.parse_args(["-p", "x"]), Ranks())
+    assert {*imports.files()} <= {*read}
 
 
 @pytest.mark.parametrize("backend", ["ring", "jaccl"])
