@@ -37,24 +37,11 @@ class Parser(argparse.ArgumentParser):
         self.exit(USAGE_ERROR, one_line(f"{self.prog}: {message} ({hint})") + "\n")
 
     def parse_with_files(self, args: Sequence[str] | None = None) -> argparse.Namespace:
-        """As `parse_intermixed_args`. What follows -- is a file, whatever its name (Python 3.11 forgets that). A switch may
-        have True or False after it, as in openai-whisper."""
+        """As `parse_intermixed_args`. What follows -- is a file, whatever its name (Python 3.11 forgets that)."""
         words = list(sys.argv[1:] if args is None else args)
         end = words.index("--") if "--" in words else len(words)
         files = [f"./{word}" if word[:1] == "-" != word else word for word in words[end + 1 :]]
-        switches = [a for a in self._actions if isinstance(a, argparse.BooleanOptionalAction)]
-        no = {action.option_strings[0]: action.option_strings[1] for action in switches}
-        plain: list[str] = []
-        for word in words[:end]:
-            flag, _, value = word.partition("=")
-            if flag in no and value:
-                plain.append(flag)
-                word = value
-            if not plain or plain[-1] not in no or word not in ("True", "False"):
-                plain.append(word)
-            elif word == "False":
-                plain[-1] = no[plain[-1]]
-        return self.parse_intermixed_args([*plain, *files])
+        return self.parse_intermixed_args([*words[:end], *files])
 
 
 class Once(argparse.Action):

@@ -182,10 +182,10 @@ def test_an_output_that_has_come_into_being_or_is_a_folder_is_one_files_trouble(
 
 
 def test_flags_take_values_as_whisper_takes_them():
-    given = "a.wav --condition-on-previous-text False --word-timestamps=True --verbose False --vad "
-    given += "--logprob-threshold None --no-speech-threshold none b.wav --suppress-tokens -1 -- -c.wav True -"
+    given = "a.wav --no-condition-on-previous-text --word-timestamps --no-verbose --vad "
+    given += "--logprob-threshold None --no-speech-threshold none b.wav --suppress-tokens -1 -- -c.wav --vad -"
     parsed = command.parse_args(given.split())
-    assert parsed.audio == ["a.wav", "b.wav", "./-c.wav", "True", "-"]
+    assert parsed.audio == ["a.wav", "b.wav", "./-c.wav", "./--vad", "-"]
     assert not parsed.condition_on_previous_text and parsed.word_timestamps and parsed.vad
     assert parsed.suppress_tokens == (-1,)
     assert not parsed.verbose and parsed.logprob_threshold is parsed.no_speech_threshold is None
