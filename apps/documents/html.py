@@ -96,7 +96,7 @@ def _page(
     def relabel(source: str, change: LanguageChange) -> str:
         return read(source).in_language(change)
 
-    def below(raw: str, change: Change) -> str:
+    def below(raw: str, change: Change, _: Paragraph) -> str:
         if change is None:
             return f"<br/>{raw}"
         span = _in_tag("<span>", change, reader.added["html"])

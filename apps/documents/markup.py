@@ -36,7 +36,8 @@ class Markup:
     events: Events  # the parts of some markup, for the check
     lines: Callable[[Paragraph, str], list[str]] | None = None  # of markup, if spans are lines
     plain: Callable[[str], str] | None = None  # writes a text that has no markup, whatever it says
-    below: Callable[[str, Change], str] | None = None  # makes a translation stand behind its source
+    # Makes a translation stand behind its source
+    below: Callable[[str, Change, Paragraph], str] | None = None
     relabel: Relabel | None = None  # makes what is written name its language
 
 
@@ -119,7 +120,9 @@ def _with_source(
         parts[0] = paragraph.ends[0] + parts[0]
     head = paragraph.ends[1]
     tail = paragraph.run.tail if paragraph.run and head else ""
-    parts[-1] += f"{tail}{markup.below(' '.join(filter(None, fitted.parts)), change)}{head}"
+    parts[-1] += (
+        f"{tail}{markup.below(' '.join(filter(None, fitted.parts)), change, paragraph)}{head}"
+    )
     return fitted._replace(parts=parts)
 
 

@@ -74,6 +74,7 @@ HYPHEN = "<w:r><w:noBreakHyphen/></w:r>"
 BOX = "<w:r><w:pict><w:p>{}</w:p></w:pict></w:r>"
 RUBY = "<w:r><w:ruby><w:rt>{}</w:rt><w:rubyBase>{}</w:rubyBase></w:ruby></w:r>"
 PICTURE = '<w:r><w:drawing><r:docPr id="1" name="a" title="" descr="{}"/></w:drawing></w:r>'
+BOXES = [f"<w:sdt><w:sdtPr><m:checkbox/></w:sdtPr>[{sign}]</w:sdt>" for sign in "☐☒"]
 U = "<w:u/>"
 
 WORD = [
@@ -97,6 +98,10 @@ WORD = [
     (RUBY.format("[かん]", "[漢]") + "[です。]", ["漢です。"], "So.", "[So.]"),
     (f"[See ]{PICTURE.format('a &quot;dog&quot;')}[now.]", ["See now.", 'a "dog"'], None, f"[SEE ]{PICTURE.format('A &quot;DOG&quot;')}[NOW.]"),
     ("[<w:b/>:Ann][ sees.]", ["Ann sees."], "Es sieht Ann.", "[Es sieht ][<w:b/>:Ann][.]"),
+    ("[An old]<w:r><w:softHyphen/></w:r>[er dog.]", ["An older dog."], None, "[AN OLDER DOG.]"),
+    (f"{BOXES[0]}[ Yes]{BOXES[1]}[ no]", ["{1} Yes{2} no"], None, f"{BOXES[0]}[ YES]{BOXES[1]}[ NO]"),
+    (f"[See ]{HYPERLINK.format('[a@x.org]')}[ now.]", ["See {1} now."], None, f"[SEE ]{HYPERLINK.format('[a@x.org]')}[ NOW.]"),
+    (f"[See ]{field(LINK, '[ann@x.org]')}", ["See {1}"], None, f"[SEE ]{field(LINK, '[ann@x.org]')}"),
 ]  # fmt: skip
 
 
@@ -141,6 +146,21 @@ def test_the_parts_of_a_docx_are_those_that_it_lists():
         archive.writestr("[Content_Types].xml", "<Types/>")
     with pytest.raises(InputError, match=r"there is no text in it"):
         FORMATS[".docx"](output.getvalue())
+
+
+def test_a_control_shows_the_translation_of_what_it_is_bound_to():
+    control = '<w:sdt><w:sdtPr><w:dataBinding w:xpath="/a:b/c:{}[1]"/></w:sdtPr>{}</w:sdt>'
+    body = "".join(control.format(name, long("[Ann]")) for name in ("title", "day"))
+    old = "<a><title>An &amp; d</title><day>2024-01-01T00</day><by>Ann</by></a>"
+    data = io.BytesIO(docx(f'{body}<w:altChunk r:id="x"/>'))
+    with zipfile.ZipFile(data, "a") as archive:
+        archive.writestr("docProps/core.xml", old)
+        archive.writestr("customXml/item1.xml", "<a/>".encode("utf-16"))
+    document = FORMATS[".docx"](data.getvalue())
+    assert [passage.text for passage in document.passages] == ["AnnAnn", "An & d"]
+    new = zipfile.ZipFile(io.BytesIO(document.write([None, "Ä <"]).data))
+    assert new.read("docProps/core.xml").decode() == old.replace("An &amp; d", "Ä &lt;")
+    assert document.notes == ["not translated: embedded documents (1)"]
 
 
 PAGES = [
@@ -265,7 +285,8 @@ BOTH = [
     (".md", "# A [*red*](u) `x id=1`[^1]\n\n[^1]: \n", "# A [*red*](u) `x id=1`[^1]<br/>A *RED* `x id=1`\n\n[^1]: \n"),
     (".html", '<p>A <b id="b">red</b> <a href=x>door</a></p><nav>a</nav>', '<p>A <b id="b">red</b> <a href=x>door</a><br/>A <b>RED</b> DOOR</p><nav>A</nav>'),
     (".docx", f"[See ]{field('REF a', f'[two]{NOTE}')}[ now.]", f"[See ]{field('REF a', f'[two]{NOTE}')}[ now.]<w:r><w:br/></w:r>[SEE ]{field('REF a', '[two]<w:r></w:r>')}[ NOW.]"),
-    (".docx", f"[<w:b/>:A][ red]{NOTE}{TAB}[{{1}} is ]{MATH}", f"[<w:b/>:A][ red]<w:r><w:br/></w:r>[<w:b/>:A][ RED]{NOTE}{TAB}[{{1}} is ]{MATH}<w:r><w:br/></w:r>[{{1}} IS ]{MATH}"),
+    (".docx", f"[<w:b/>:A][ red]{NOTE}{TAB}[{{1}} is ]{MATH}", f"[<w:b/>:A][ red][ / ][<w:b/>:A][ RED]{NOTE}{TAB}[{{1}} is ]{MATH}[ / ][{{1}} IS ]{MATH}"),
+    (".docx", f"{TAB}[Ann]", f"{TAB}[Ann]<w:r><w:br/></w:r>[ANN]"),
 ]  # fmt: skip
 
 
