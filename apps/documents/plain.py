@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import groupby, islice
 
 from apps.documents.document import Document, Passage, in_text, lines_of, passage
+from apps.documents.line_marks import LIST_MARKS, without
 from apps.documents.sentences import paragraphs
 from speculative.text.cues import line_spans
 
@@ -19,4 +20,5 @@ def _paragraphs(source: str) -> Iterator[Passage]:
             whole, spans = zip(*block, strict=True)
             remaining = iter(spans)
             for paragraph in paragraphs([source[start:stop] for start, stop in whole]):
-                yield passage(source, islice(remaining, len(paragraph)))
+                first, *others = islice(remaining, len(paragraph))
+                yield passage(source, [without(LIST_MARKS, source, first), *others])

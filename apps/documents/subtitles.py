@@ -19,6 +19,7 @@ from apps.documents.document import (
 )
 from apps.documents.inline import Event, paragraphs_of
 from apps.documents.language import in_head
+from apps.documents.line_marks import LABEL, SPEAKER_MARKS, without
 from apps.documents.markup import Markup, in_markup
 from apps.documents.paragraph import Paragraph
 from apps.documents.sentences import BEGINS_LOWER
@@ -28,9 +29,10 @@ from speculative.text.scripts import SENTENCE_ENDED
 
 _ASS_BREAK = re.compile(r"\\[Nn]")
 _ASS_DRAWING = re.compile(r"\{[^{}]*\\p[1-9]")
-_SPEAKER = re.compile(r"[-–—♪♫#]|>>")  # begins a line of its own  # noqa: RUF001
-_LABEL = regex.compile(r"(?:(?:[-–—]|>>)\s*)?(?:\p{Lu}[\p{Lu}\p{M}\p{N} .'’#-]{0,30}:\s+)?")  # noqa: RUF001
+_SPEAKER = regex.compile(rf"[-–—♪♫#]|>>|{LABEL.pattern}")  # begins a line of its own  # noqa: RUF001
 _SOUND = re.compile(r"[\[(（【].*[\])）】]")  # [DOOR OPENS]  # noqa: RUF001
+_RUBY = r"<ruby>(?P<ruby>.*?)</ruby>"
+_READING = re.compile(r"<rt>.*?(?:</rt>|$)|<[^<>]*>")
 _COMMA = re.compile(r"""[,،、，､﹐፣՝]["'”’»]*$""")  # noqa: RUF001
 _SOON = 2.0  # seconds between two cues of a sentence
 _MAX_CUES = 6  # that a sentence may run over
@@ -70,15 +72,17 @@ def _parse(
 
 
 def _parts(pattern: re.Pattern, text: str) -> Iterator[Event]:
-    """The tags of a text, and the text between them."""
+    """The tags of a text, and the text between them. Of a word with its reading, the word."""
     at = 0
-    for tag in pattern.finditer(text):
+    for tag in re.compile(rf"{_RUBY}|{pattern.pattern}").finditer(text):
         start, stop = tag.span()
         yield Event("text", at, start, text[at:start])
-        yield Event(
-            _kind(tag), start, stop, name=tag["name"] or tag["style"] or "", mark="look", raw=tag[0]
-        )
         at = stop
+        if tag["ruby"]:
+            yield Event("text", start, stop, _READING.sub("", tag["ruby"]))
+            continue
+        name = tag["name"] or tag["style"] or ""
+        yield Event(_kind(tag), start, stop, name=name, mark="look", raw=tag[0])
     yield Event("text", at, len(text), text[at:])
 
 
@@ -170,16 +174,10 @@ def _passages(source: str, shown: Sequence[Cue], max_cues: int) -> Iterator[Pass
                 yield replace(passage(source, spans), cues=tuple(numbers))
                 spans = []
                 numbers = []
-            spans += [_without_speaker(source, *unit[0]), *unit[1:]]
+            spans += [without(SPEAKER_MARKS, source, unit[0]), *unit[1:]]
             numbers += [number] * len(unit)
     if spans:
         yield replace(passage(source, spans), cues=tuple(numbers))
-
-
-def _without_speaker(source: str, start: int, stop: int) -> Span:
-    """A line without the dash or the name of who speaks."""
-    speaker = _LABEL.match(source, start, stop)
-    return (speaker.end(), stop) if speaker and speaker.end() < stop else (start, stop)
 
 
 def _go_on(source: str, cue: Cue, following: Cue) -> bool:

@@ -165,6 +165,10 @@ def test_a_sentence_runs_over_cues_only_if_it_goes_on(texts, joined):
         ("国王在\n等。", ["国王在等。"]),
         (">> Who?\n>> I.", ["Who?", "I."]),
         ("KING: Who?\n- QUEEN 2: I.", ["Who?", "I."]),
+        ("<i>KING</i>: Who?\n<b>QUEEN:</b> (LAUGHS) I.", ["Who?", "I."]),
+        ("(SIGHS) Who?\n- [x] — I.", ["Who?", "I."]),
+        ("THE END\n(SIGHS)", ["THE END", "(SIGHS)"]),
+        ("<ruby>国王<rt>おう</rt></ruby>在", ["国王在"]),
     ],
 )
 def test_speakers_of_a_cue_are_translated_alone(text, units):
@@ -252,6 +256,15 @@ def test_lines_are_a_paragraph_if_sentences_run_over_them(source, texts):
     assert len(texts_of(source.encode(), ".txt")) == texts
 
 
+@pytest.mark.parametrize("mark", ["- ", "* ", "☐ ", "a) ", "(12) ", "— ", "- [x] ", "✔️ ", "♪ "])
+def test_a_mark_before_the_words_of_a_line_stays(mark):
+    document = FORMATS[".txt"](f"{mark}A dog.\n  {mark}A cat.\n".encode())
+    assert [passage.text for passage in document.passages] == ["A dog.", "A cat."]
+    assert document.write([None, "Ja."]).data.decode() == f"{mark}A dog.\n  {mark}Ja.\n"
+    for words in ("A. Smith", "“Old” dogs", "¿Qué?", "5 dogs", "(old) dogs"):
+        assert texts_of(words.encode(), ".txt") == [words]
+
+
 @pytest.mark.parametrize("name", ["latin-1", "cp1250", "shift_jis"])
 def test_other_encodings_are_read_and_written(name):
     text = {"shift_jis": "国王は家を見る。"}.get(name, "Žofia" if name == "cp1250" else "Zürich")
@@ -268,6 +281,15 @@ def test_an_encoding_is_guessed_and_named():
     document = decoded(FORMATS[".txt"], text.encode("cp1252"))
     (passage,) = document.passages
     assert passage.text == text.strip() and "--encoding changes that" in document.notes[0]
+
+
+@pytest.mark.parametrize("name", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("text", ["The king.", "Der König."])
+def test_utf_16_without_a_byte_order_mark_is_a_guess_too(name, text):
+    document = decoded(FORMATS[".txt"], text.encode(name))
+    assert [passage.text for passage in document.passages] == [text]
+    assert document.write(["Ja."]).data == "Ja.".encode(name)
+    assert "--encoding changes that" in document.notes[0]
 
 
 RUN = '<w:r><w:rPr>{}</w:rPr><w:t xml:space="preserve">{}</w:t></w:r>'
@@ -309,7 +331,7 @@ def test_words_of_a_docx_keep_their_formatting_where_they_are_found(text, runs, 
     [
         (".txt", b"\xff\xfe\xff", "not utf-16-le text"),
         (".txt", "Zürich".encode("latin-1"), "not utf-8 text; say its encoding"),
-        (".md", b"a\0b", "not text"),
+        (".md", b"a\0b", "not utf-8 text; say its encoding"),
         (".srt", b"1\n00:00:01,000 -> 00:00:02,000\nA\n", "line 2: no cue's times"),
         (".srt", b"1\n00:00:01,000 --> late\nA\n", "line 2: no cue's times"),
         (".vtt", b"WEBVTT\n\nA king.\n", "no cues with times"),
