@@ -44,7 +44,7 @@ def parse_args(argv: list[str] | None = None):
          help=f"a document ({', '.join(FORMATS)}), or a folder with some; - reads standard input and prints")
     flags.add_shared(parser, *flags.MODELS, "--distill")
     flag("--output", "-o", type=cli.path, metavar="FILE",
-         help="the file to write, or a folder (default: the document's name with the language: a.de.txt)")
+         help="the file to write, or a folder for the same names (default: names with the language: a.de.txt)")
     flag("--encoding", metavar="NAME",
          help="of documents of text, such as windows-1250 (default: UTF-8, or else a guess)")
     flag("--bilingual", action="store_true", help="keep the source, with its translation below")

@@ -42,6 +42,7 @@ _INSTEAD = {
 
 # Keyword arguments of `parse`, and the formats that have them
 OPTIONS = {
+    "anchors": (".md", ".markdown", ".mdx", ".qmd"),
     "bilingual": tuple(ending for ending in FORMATS if ending not in (".po", ".pot")),
     "change": (".po", ".pot"),
     "cue_by_cue": (".srt", ".vtt", ".ass", ".ssa"),

@@ -1,14 +1,15 @@
 """Documents in files: where their translations go, and going on where an interrupted run stopped."""
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from apps.documents import FORMATS, OPTIONS, read
 from apps.documents.document import Document
+from apps.documents.links import anchors_in, led
 from apps.documents.translator import Line, Translation, Translator, length
 from speculative.common.errors import InputError, errors_name
 from speculative.common.files import check_free, followed, replacing
@@ -42,7 +43,7 @@ def files_of(names: Iterable[str]) -> Iterator[tuple[str, Path]]:
                 yield str(path), inside
 
 
-def load(name: str, output: Path | None, encoding: str | None = None, **options: bool) -> File:
+def load(name: str, output: Path | None, encoding: str | None = None, **options: Any) -> File:
     """The document in a file. Standard input has the format of the output's name. options: of `OPTIONS`."""
     path = Path(output or name) if name == STDIN else Path(name)
     suffix = path.suffix.lower() or ".txt"
@@ -55,13 +56,16 @@ def load(name: str, output: Path | None, encoding: str | None = None, **options:
 
 
 def load_all(
-    names: Iterable[str], output: Path | None, encoding: str | None, **options: bool
+    names: Iterable[str], output: Path | None, encoding: str | None, **options: Any
 ) -> tuple[list[File], list[InputError]]:
     """The documents of these names and in these folders, and what is wrong with the others. An error if none can be read."""
     files = list[File]()
     failures = list[InputError]()
-    for name, inside in files_of(names):
+    named = [*files_of(names)]
+    anchors = anchors_in(Path(name) for name, _ in named)
+    for name, inside in named:
         try:
+            options["anchors"] = anchors.get(followed(Path(name)), ())
             files.append(load(name, output, encoding, **options)._replace(inside=inside))
         except (InputError, OSError) as error:
             reason = getattr(error, "strerror", None)
@@ -85,16 +89,18 @@ def output_of(
     path = Path(name)
     suffix = ".po" if path.suffix == ".pot" else path.suffix
     folder = output / inside.parent if output else path.parent
-    return folder / f"{_in_language(path.stem, source, target)}{suffix}"
+    is_apart = followed(folder) != followed(path.parent)
+    return folder / f"{_in_language(path.stem, source, target, is_apart)}{suffix}"
 
 
-def _in_language(stem: str, source: str | None, target: str) -> str:
-    """A name with the target language, in place of the source language if that is a part: film.en, film.de."""
+def _in_language(stem: str, source: str | None, target: str, is_apart: bool) -> str:
+    """A name with the target language, in place of the source language if that is a part: film.en, film.de. is_apart: in
+    another folder, where other names stay"""
     first, *parts = stem.split(".")
     for i in reversed(range(len(parts))):
         if source and tag_of(parts[i]) and short(parts[i]) == short(source):
             return ".".join([first, *parts[:i], short(target), *parts[i + 1 :]])
-    return f"{stem}.{short(target)}"
+    return stem if is_apart else f"{stem}.{short(target)}"
 
 
 def with_outputs(
@@ -110,7 +116,7 @@ def with_outputs(
     tags = {Path(file.name).stem.rpartition(".")[2] for file in files}
     known = [tag for tag in tags if tag_of(tag) and short(tag) != short(source or "")]
     made = dict[Path, str]()  # the sources, by translation
-    for tag in known:
+    for tag in (*known, target):
         for path, file in zip(outputs(tag), files, strict=True):
             made[followed(path or Path())] = file.name
     sources = list[File]()
@@ -157,7 +163,10 @@ class FileTranslator:
         title = f"{first} and {len(others)} more" if others else first
         characters = sum(length(file.document) for file in files)
         self.translator.sample(file.document for file in files)
-        tasks = map(self._task, files)
+        outputs = {
+            followed(Path(each.name)): followed(each.output) for each in files if each.output
+        }
+        tasks = (self._task(file, outputs) for file in files)
         for number, result in self.translator.run(tasks, title, characters):
             failed |= isinstance(result, InputError)
             yield files[number], result
@@ -172,14 +181,14 @@ class FileTranslator:
         with closing(RowJournal(output, self.model, self.seeded)) as journal:
             yield journal
 
-    def _task(self, file: File) -> Task:
+    def _task(self, file: File, outputs: Mapping[Path, Path]) -> Task:
         steps = self.translator.steps(file.document)
         if file.output is None:
             return (yield from steps)
         with self._journal(file.output) as journal:
             translation: Translation = yield from kept(steps, journal)
             with replacing(file.output, self.force) as partial:
-                partial.write_bytes(translation.data)
+                partial.write_bytes(led(translation.data, Path(file.name), outputs))
             return translation
 
 

@@ -3,7 +3,7 @@ footnotes, definitions and math. Code, HTML, links' targets and tables stay."""
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -46,11 +46,12 @@ _BREAK = regex.compile(r"(?<! ) {2,}$|(?<!\\)(?:\\\\)*\K\\$")
 _ALERT = re.compile(r"\[!\w+\][+-]?(?:\s+|$)")
 
 
-def parse(data: bytes, bilingual: bool = False) -> Document:
+def parse(data: bytes, bilingual: bool = False, anchors: Collection[str] = ()) -> Document:
+    """anchors: of headings, that other files lead to"""
     parser = _parser()
     source = as_text(data)
     names = dict[str, Any]()  # what links and notes refer to
-    linked = {_slug(target): target for target in _LINKED.findall(source)}
+    linked = {_slug(target): target for target in (*_LINKED.findall(source), *anchors)}
 
     def find(source: str) -> Iterator[Paragraph]:
         seen = Counter[str]()

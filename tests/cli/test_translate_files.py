@@ -147,9 +147,33 @@ def test_a_folder_is_translated_and_what_cannot_be_read_is_named(run, tmp_path):
     result = run("book", "--to", "de", "-o", "out")
     assert result.returncode == 1
     assert "translate.py: book/bad.docx: not a .docx file" in result.stderr
-    written = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("out/**/*.de.*"))
-    assert written == ["out/a.de.md", "out/part/b.de.html"]
-    assert (tmp_path / "out/a.de.md").read_text() == GERMAN[HAUS]
+    written = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("out/**/*.*"))
+    assert written == ["out/a.md", "out/part/b.html"]
+    assert (tmp_path / "out/a.md").read_text() == GERMAN[HAUS]
+
+
+@pytest.mark.parametrize("place, language", [("book", ".de"), ("out", ""), ("book/de", "")])
+def test_the_files_of_a_folder_lead_to_each_other(run, tmp_path, place, language):
+    for folder in ("book/de", "out"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "book/a.md").write_text(
+        f"# {HAUS}\n\n[{KING}](b.md#the-old-king-sees-two-red-doors)\n"
+    )
+    (tmp_path / "book/b.md").write_text(f"# {KING}\n\n[1](a.md)\n")
+    for _ in range(2):  # the second time the translations are there
+        result = run("book", "--to", "de", "-o", place, "--force")
+        assert result.returncode == 0
+    assert result.stderr.count("left out") == (0 if place == "out" else 2)
+    a, b = ((tmp_path / place / f"{name}{language}.md").read_text() for name in "ab")
+    assert (
+        b
+        == f'# <a id="the-old-king-sees-two-red-doors"></a>{GERMAN[KING]}\n\n[1](a{language}.md)\n'
+    )
+    assert (
+        a
+        == f"# {GERMAN[HAUS]}\n\n[{GERMAN[KING]}](b{language}.md#the-old-king-sees-two-red-doors)\n"
+    )
+    assert len([*tmp_path.glob("*/**/*.md")]) == 4
 
 
 def test_two_runs_do_not_write_one_output(run, tmp_path, monkeypatch):
@@ -172,7 +196,7 @@ def test_two_runs_do_not_write_one_output(run, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["x/a.txt", "a.txt", "-o", "out"], "x/a.txt and a.txt would both be out/a.de.txt"),
+        (["x/a.txt", "a.txt", "-o", "out"], "x/a.txt and a.txt would both be out/a.txt"),
         (["a.txt", "./a.txt"], "a.txt and ./a.txt would both be a.de.txt"),
         (["a.txt", "a.de.txt"], "a.de.txt and a.txt would both be a.de.txt"),
         (["a.txt", "--report", "a.de.txt"], "a.txt and --report would both be a.de.txt"),
@@ -206,6 +230,8 @@ def test_a_document_may_be_replaced_by_its_own_translation(run, tmp_path):
         ("a.en.pot", "a.fr.po"),
     ],
 )
-def test_a_languages_name_in_a_files_name_is_replaced(name, output):
+def test_a_languages_name_in_a_files_name_is_replaced(name, output, tmp_path):
     languages = ["eng_Latn", "fra_Latn"]
     assert output_of(name, None, languages) == Path(output)
+    is_named = ".en" in name
+    assert output_of(name, tmp_path, languages) == tmp_path / (output if is_named else name)

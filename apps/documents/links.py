@@ -1,0 +1,61 @@
+"""Links between files, which lead to their translations."""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from html import escape, unescape
+from pathlib import Path
+from urllib.parse import SplitResult, quote, unquote, urlsplit
+
+import regex
+
+from apps.documents.document import Span, edited
+from speculative.common.files import followed
+
+_LINKED = (".md", ".markdown", ".mdx", ".qmd", ".html", ".htm", ".xhtml")
+# Code, which is passed over, or a link's target: in angle brackets, in quotes, or without space
+_LINK = regex.compile(
+    r"(?ms)^[ \t>]*(?P<fence>`{3,}|~{3,}).*?(?:^[ \t>]*(?P=fence)|\Z)"
+    r"|(?P<code>`++)[^\n]*?(?<!`)(?P=code)(?!`)"
+    r"|(?:\]\(|\]:|<\w[^<>]*\shref=)\s*"
+    r"""(?:<(?P<link>[^<>\n]*)>|(?P<quote>["'])(?P<link>.*?)(?P=quote)"""
+    r"""|(?P<link>(?:[^\s()<>"']|\([^\s()]*\))+))"""
+)
+
+
+def links_in(data: bytes, file: Path) -> Iterator[tuple[Span, Path, SplitResult]]:
+    """The links to other files in a file's data: the place of each, the file, as `followed` names it, and its parts."""
+    if file.suffix.lower() not in _LINKED:
+        return
+    for match in _LINK.finditer(_text_of(data)):
+        with suppress(ValueError, OSError):  # no address, or a name that no file can have
+            parts = urlsplit(unescape(match["link"] or ""))
+            if parts.path and not (parts.scheme or parts.netloc):
+                yield match.span("link"), followed(file.parent / unquote(parts.path)), parts
+
+
+def anchors_in(files: Iterable[Path]) -> Mapping[Path, set[str]]:
+    """The anchors that the links of these files lead to, by the files that they are in."""
+    anchors = defaultdict[Path, set[str]](set)
+    for file in files:
+        with suppress(OSError):
+            for _, target, parts in links_in(file.read_bytes(), file):
+                anchors[target].add(parts.fragment)
+    return anchors
+
+
+def led(data: bytes, file: Path, outputs: Mapping[Path, Path]) -> bytes:
+    """The data of a file's translation, whose links lead to those of these files. outputs: by file, as `followed` names both"""
+    edits = list[tuple[Span, str]]()
+    for span, target, parts in links_in(data, file):
+        if target in outputs:
+            path = os.path.relpath(outputs[target], outputs[followed(file)].parent)
+            if path != os.path.normpath(unquote(parts.path)):
+                edits.append((span, escape(parts._replace(path=quote(path)).geturl())))
+    return edited(_text_of(data), edits).encode(errors="surrogateescape")
+
+
+def _text_of(data: bytes) -> str:
+    """A text that may be in another encoding than UTF-8, and is to be the same data again."""
+    return data.decode(errors="surrogateescape")
