@@ -82,7 +82,7 @@ def by_lines(source: str, passage: Passage, text: str, *_: object) -> Fitted | N
 def as_text(data: bytes) -> str:
     source = data.decode()
     if "\0" in source:
-        raise InputError("not text")
+        raise InputError("not text, or in an encoding to name with --encoding")
     return source
 
 

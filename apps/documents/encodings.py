@@ -27,9 +27,10 @@ def decoded(
     if data.startswith(b"PK"):  # an archive
         return parse(data)
     name, is_guess = _encoding(data, encoding, lacking is not None)
-    source = _text_of(data, name)
-    if source is None:
-        raise InputError(f"not {name} text; say its encoding with --encoding")
+    try:
+        source = data.decode(name)
+    except (UnicodeError, LookupError):
+        raise InputError(f"not {name} text; say its encoding with --encoding") from None
     document = parse(source.encode())
     notes = [f"read as {name}; --encoding changes that"] if is_guess else []
 
@@ -47,14 +48,6 @@ def decoded(
     return replace(document, write=write, notes=[*notes, *document.notes])
 
 
-def _text_of(data: bytes, name: str) -> str | None:
-    """The text of data in this encoding; None if it is none, such as UTF-16 read as UTF-8."""
-    with suppress(UnicodeError, LookupError):
-        source = data.decode(name)
-        return None if "\0" in source else source
-    return None
-
-
 def _encoding(data: bytes, given: str | None, is_declared: bool) -> tuple[str, bool]:
     """The encoding that the data are in, and whether it is a guess."""
     told = _MARKS.get(data[:2], given)
@@ -62,8 +55,9 @@ def _encoding(data: bytes, given: str | None, is_declared: bool) -> tuple[str, b
         return told, False
     declared = _DECLARED.findall(data[:_HEAD])[:1] if is_declared else []
     for name in (*(each.decode() for _, each in declared), "utf-8"):
-        if _text_of(data, name) is not None:
-            return name, False
+        with suppress(UnicodeError, LookupError):
+            if "\0" not in data.decode(name):  # as in UTF-16
+                return name, False
     from charset_normalizer import from_bytes
 
     best = from_bytes(data).best()

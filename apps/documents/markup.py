@@ -120,9 +120,8 @@ def _with_source(
         parts[0] = paragraph.ends[0] + parts[0]
     head = paragraph.ends[1]
     tail = paragraph.run.tail if paragraph.run and head else ""
-    parts[-1] += (
-        f"{tail}{markup.below(' '.join(filter(None, fitted.parts)), change, paragraph)}{head}"
-    )
+    new = " ".join(filter(None, fitted.parts))
+    parts[-1] += f"{tail}{markup.below(new, change, paragraph)}{head}"
     return fitted._replace(parts=parts)
 
 

@@ -1,10 +1,10 @@
-"""Word's .docx: the paragraphs of text, tables, headers, footers, notes and comments, and what its
-controls are bound to. All else stays as it is."""
+"""Word's .docx: the paragraphs of text, tables, headers, footers, notes and comments, and what controls are
+bound to. All else stays as it is."""
 
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import unescape
@@ -14,7 +14,8 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from apps.documents.archive import Parsers, in_archive
-from apps.documents.document import Change, Document, Fitted, Passage, Span, as_text, in_text
+from apps.documents.document import Change, Document, Passage, Span, as_text
+from apps.documents.html import parse_xml
 from apps.documents.inline import STAND_IN, Event, paragraphs_of
 from apps.documents.language import LanguageChange
 from apps.documents.markup import Markup, in_markup
@@ -52,12 +53,8 @@ _CODE = re.compile(  # styles
     r"(?i)(?:source|html)?[ -]?code(?:char|block)?|verbatim(?:char)?|(?:html)?preformatted(?:text)?"
 )
 _READ = {"alt", "descr", "title"}
-# What controls show: the elements that they are bound to, of the document's properties and of XML beside it
-_BOUND = re.compile(
-    rb"""<[\w.-]+:dataBinding\b[^>]*?xpath=["'][^"'>]*[:/]([\w.-]+)(?:\[\d+\])?["']"""
-)
-_WORD = re.compile(r"[^\W\d_]{2}")  # as a date has none
-_STORE = re.compile(r"docProps/\w+\.xml|customXml/item\d*\.xml")
+_CORE = "docProps/core.xml"  # the document's properties; some of them are no text
+_CORE_STAYS = "cp:contentStatus cp:lastModifiedBy cp:lastPrinted cp:revision cp:version dc:creator dc:identifier dc:language dcterms:created dcterms:modified"
 _ALT_CHUNK = re.compile(rb"<[\w.-]+:altChunk\b")
 _CHART = re.compile(r"word/(?:charts/chart|diagrams/data)\d*\.xml")
 
@@ -70,27 +67,8 @@ def _parsers(options: Mapping[str, Any], files: Mapping[str, bytes]) -> Parsers:
     types = ElementTree.fromstring(files["[Content_Types].xml"])
     shown = (each for each in types if _PARTS.fullmatch(each.get("ContentType", "")))
     parts: Parsers = {each.get("PartName", "")[1:]: partial(_part, **options) for each in shown}
-    contents = [files[name] for name in parts if name in files]
-    bound = {name for xml in contents for name in _BOUND.findall(xml)}
-    stores = (name for name in files if _STORE.fullmatch(name))
-    in_store = partial(_store, {*map(bytes.decode, bound)})
-    return parts | {name: in_store for name in stores if any(each in files[name] for each in bound)}
-
-
-def _store(bound: Collection[str], xml: bytes) -> Document:
-    """XML whose elements of these names a document's controls show."""
-
-    def find(source: str) -> Iterator[Passage]:
-        for element in xml_tree(source).iter():
-            is_bound = element.name.rpartition(" ")[2] in bound
-            text = unescape(source[element.inner : element.end])
-            if is_bound and not element.children and _WORD.search(text):
-                yield Passage(text, ((element.inner, element.end),))
-
-    def fit(source: str, passage: Passage, text: str, *_: object) -> Fitted | None:
-        return None if text == passage.text else Fitted([escape(text)])
-
-    return in_text(xml, find, fit)
+    is_bound = any(b"coreProperties" in files.get(name, b"") for name in parts)  # a control
+    return parts | ({_CORE: partial(parse_xml, stays=_CORE_STAYS.split())} if is_bound else {})
 
 
 def _part(xml: bytes, bilingual: bool = False) -> Document:
@@ -205,9 +183,9 @@ class _PartReader:
                 here.append(part)
             else:
                 waiting.append(part)
-        paragraphs = [*paragraphs_of(self.source, _with_addresses(here))]
-        first = next((i for i, each in enumerate(here) if each.words.strip()), 0)
-        if any(each.name == "tab" for each in here[first:]):
+        paragraphs = [*paragraphs_of(self.source, here)]
+        names = [each.name for each in here if each.words.strip() or each.name == "tab"]
+        if "tab" in names[1:]:
             self.tabbed |= {each.spans for each in paragraphs}
         self.paragraphs += paragraphs
 
@@ -269,7 +247,7 @@ class _PartReader:
         elif self._has(element, "p") and name not in _WRAPPERS:
             yield place._replace(kind="hole")
             self._read_paragraphs(element)
-        elif _is_check_box(element):
+        elif self._stays(element):
             yield place._replace(words=STAND_IN)
         elif not run and self._mark(element):
             yield self._read_element(element)
@@ -277,6 +255,17 @@ class _PartReader:
             yield place._replace(words=STAND_IN)
         elif name != "softHyphen":
             yield place._replace(words=_STAYS.get(name.rpartition(" ")[2], ""))
+
+    def _stays(self, element: Element) -> bool:
+        """Whether this is a check box, or a link whose words are an address."""
+        if element.name == "sdt":
+            properties = (each for child in element.children[:1] for each in child.children)
+            return any(each.name.endswith(" checkbox") for each in properties)
+        if element.name != "hyperlink":
+            return False
+        texts = (each for each in element.iter() if each.name == "t")
+        words = "".join(self.source[each.inner : each.end] for each in texts)
+        return ADDRESS.fullmatch(words) is not None
 
     def _mark(self, element: Element) -> str:
         """The kind of mark of an element whose words are the paragraph's; none for others."""
@@ -329,39 +318,13 @@ class _PartReader:
             yield place._replace(kind="close", name=name)
 
 
-def _with_addresses(events: Sequence[Event]) -> Sequence[Event]:
-    """The events, where a link whose words are an address is a stand-in."""
-    shown = list[Event]()
-    links = dict[str, int]()  # where each begins, by its name
-    for event in events:
-        if event.mark == "link":
-            links[event.name] = len(shown)
-        shown.append(event)
-        if event.kind != "close":
-            continue
-        begin = links.pop(event.name, len(shown))
-        if ADDRESS.fullmatch("".join(each.words for each in shown[begin:])):
-            first = shown[begin]
-            whole = Event("anchor", first.start, event.stop, STAND_IN)
-            shown[begin:] = [whole._replace(before=first.before, after=event.after)]
-    return shown
-
-
 def _is_code(element: Element) -> bool:
     """Whether the style of a paragraph, or of a run that is no field's edge, is one of code."""
     if any(child.name == "fldChar" for child in element.children):
         return False
-    styles = [each.attributes for each in _properties(element) if each.name in ("pStyle", "rStyle")]
+    properties = [child for each in element.children[:1] for child in each.children]
+    styles = [each.attributes for each in properties if each.name in ("pStyle", "rStyle")]
     return any(_CODE.fullmatch(value) for style in styles for value in style.values())
-
-
-def _is_check_box(element: Element) -> bool:
-    names = (each.name.rpartition(" ")[2] for each in _properties(element))
-    return element.name == "sdt" and "checkbox" in names
-
-
-def _properties(element: Element) -> list[Element]:
-    return [child for each in element.children[:1] for child in each.children]
 
 
 def attribute(element: Element, name: str) -> str:
@@ -372,6 +335,6 @@ def attribute(element: Element, name: str) -> str:
 def _untranslated(files: Mapping[str, bytes]) -> list[str]:
     """Notes of what stays in a file beside its text."""
     charts = sum(_CHART.fullmatch(name) is not None for name in files)
-    embedded = sum(len(_ALT_CHUNK.findall(files[name])) for name in files if name.endswith(".xml"))
+    embedded = sum(len(_ALT_CHUNK.findall(data)) for data in files.values())
     counts = {"charts and diagrams": charts, "embedded documents": embedded}
     return [f"not translated: {kind} ({count})" for kind, count in counts.items() if count]

@@ -331,7 +331,7 @@ def test_words_of_a_docx_keep_their_formatting_where_they_are_found(text, runs, 
     [
         (".txt", b"\xff\xfe\xff", "not utf-16-le text"),
         (".txt", "Zürich".encode("latin-1"), "not utf-8 text; say its encoding"),
-        (".md", b"a\0b", "not utf-8 text; say its encoding"),
+        (".md", b"a\0b", "not text, or in an encoding"),
         (".srt", b"1\n00:00:01,000 -> 00:00:02,000\nA\n", "line 2: no cue's times"),
         (".srt", b"1\n00:00:01,000 --> late\nA\n", "line 2: no cue's times"),
         (".vtt", b"WEBVTT\n\nA king.\n", "no cues with times"),
