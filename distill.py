@@ -19,7 +19,7 @@ from apps.distillation.folder import run, trained_draft
 from apps.distillation.texts import TrainingText, texts_in_memory
 from apps.distillation.training import Training, new_draft
 from apps.documents.files import load as load_document
-from apps.documents.translator import Translator
+from apps.documents.translator import Memories, Translator
 from apps.speech import audio
 from apps.speech.options import TranscribeOptions
 from apps.speech.transcriber import Transcriber, is_speech
@@ -163,9 +163,8 @@ def write_texts(decoder: SpeculativeDecoder, memory: Path, languages: tuple, arg
                     memory_file.append(Pair(response.prompt, response.text, *languages))
                 show(prompts.lines)
     if files:
-        translator = Translator(
-            decoder, options, args.batch_size, memory_file=memory_file, texts=texts
-        )
+        memories = Memories(file=memory_file, texts=texts)
+        translator = Translator(decoder, options, args.batch_size, memories=memories)
         for file in files:
             translator.translate(file.document, file.name)
 

@@ -24,7 +24,7 @@ from apps.documents.files import (
     report_of,
     with_outputs,
 )
-from apps.documents.translator import Line, Translator, length
+from apps.documents.translator import Line, Memories, Translator, length
 from decoder import BATCH_SIZE
 from speculative.common.errors import InputError
 from speculative.common.files import check_free, replacing
@@ -96,8 +96,8 @@ def run_command(args) -> None:
     decoder = open_decoder(models, options, verbose=args.verbose)
     summary = Summary()
     translator = Translator(
-        decoder, options, args.batch_size, args.whole, glossary, exact=args.memory_exact,
-        memory_file=memory_file, on_response=summary.add,
+        decoder, options, args.batch_size, args.whole,
+        Memories(glossary, args.memory_exact, memory_file), on_response=summary.add,
     )  # fmt: skip
     report_languages(translator)
     languages = translator.source_lang, translator.target_lang

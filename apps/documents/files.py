@@ -110,20 +110,19 @@ def with_outputs(
     that its name says, is no source: it is left out and named. output, languages: as for `output_of`"""
     source, target = languages
 
-    def outputs(target: str | None) -> list[Path | None]:
-        return [output_of(file.name, output, (source, target), file.inside) for file in files]
+    def in_language(file: File, target: str | None) -> Path | None:
+        return output_of(file.name, output, (source, target), file.inside)
 
     tags = {Path(file.name).stem.rpartition(".")[2] for file in files}
     known = [tag for tag in tags if tag_of(tag) and short(tag) != short(source or "")]
     made = dict[Path, str]()  # the sources, by translation
     for tag in (*known, target):
-        for path, file in zip(outputs(tag), files, strict=True):
-            made[followed(path or Path())] = file.name
+        made |= {followed(in_language(file, tag) or Path()): file.name for file in files}
     sources = list[File]()
-    for file, path in zip(files, outputs(target), strict=True):
+    for file in files:
         origin = made.get(followed(Path(file.name)), file.name)
         if file.inside == Path() or origin == file.name:
-            sources.append(file._replace(output=path))
+            sources.append(file._replace(output=in_language(file, target)))
         else:
             reporter.note(f"{file.name} is left out: a translation of {origin}")
     return sources

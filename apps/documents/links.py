@@ -14,6 +14,7 @@ from apps.documents.document import Span, edited
 from speculative.common.files import followed
 
 _LINKED = (".md", ".markdown", ".mdx", ".qmd", ".html", ".htm", ".xhtml")
+_AS_IT_IS = "surrogateescape"  # what is in another encoding than UTF-8
 # Code, which is passed over, or a link's target: in angle brackets, in quotes, or without space
 _LINK = regex.compile(
     r"(?ms)^[ \t>]*(?P<fence>`{3,}|~{3,}).*?(?:^[ \t>]*(?P=fence)|\Z)"
@@ -28,7 +29,7 @@ def links_in(data: bytes, file: Path) -> Iterator[tuple[Span, Path, SplitResult]
     """The links to other files in a file's data: the place of each, the file, as `followed` names it, and its parts."""
     if file.suffix.lower() not in _LINKED:
         return
-    for match in _LINK.finditer(_text_of(data)):
+    for match in _LINK.finditer(data.decode(errors=_AS_IT_IS)):
         with suppress(ValueError, OSError):  # no address, or a name that no file can have
             parts = urlsplit(unescape(match["link"] or ""))
             if parts.path and not (parts.scheme or parts.netloc):
@@ -53,9 +54,4 @@ def led(data: bytes, file: Path, outputs: Mapping[Path, Path]) -> bytes:
             path = os.path.relpath(outputs[target], outputs[followed(file)].parent)
             if path != os.path.normpath(unquote(parts.path)):
                 edits.append((span, escape(parts._replace(path=quote(path)).geturl())))
-    return edited(_text_of(data), edits).encode(errors="surrogateescape")
-
-
-def _text_of(data: bytes) -> str:
-    """A text that may be in another encoding than UTF-8, and is to be the same data again."""
-    return data.decode(errors="surrogateescape")
+    return edited(data.decode(errors=_AS_IT_IS), edits).encode(errors=_AS_IT_IS) if edits else data

@@ -22,9 +22,9 @@ from apps.documents.inline import STAND_IN
 from apps.documents.marks import targets_of
 from apps.documents.paragraph import Paragraph, Writer, lost_marks, placed, plain_spans
 
-_ONCE = re.compile(  # names in tags, notes and bookmarks
+_ONCE = re.compile(  # names in tags and of controls, notes and bookmarks
     r"""\s(?:xml:)?(?:id|name)\s*=\s*(?:"[^"]*"|'[^']*'|[^\s<>]+)(?=[^<>]*>)"""
-    r"|<[\w.-]+:(?:footnote|endnote|annotation|comment|bookmark)\w+\b[^<>]*>"
+    r"|<[\w.-]+:(?:id|(?:footnote|endnote|annotation|comment|bookmark)\w+)\b[^<>]*>"
 )
 
 

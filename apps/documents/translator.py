@@ -5,8 +5,8 @@ import zlib
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ from speculative.text.memory import Memory, MemoryFile, Pair
 from speculative.text.text_side import Prompt
 
 Pattern = Any  # regex's
-Aligners = dict[tuple[str | None, str | None], Aligner | None]
+Languages = tuple[str | None, str | None]
 
 _FULL = 0.6  # of the longest output: longer sentences are cut
 _SAMPLED = 64  # sentences that say how the model's attention is to be read
@@ -68,6 +68,25 @@ class Translation(NamedTuple):
         return [f"{line.location}: {problem}" for line in self.lines for problem in line.problems]
 
 
+@dataclass(frozen=True)
+class Memories:
+    """What is translated already, and what gets more of it."""
+
+    terms: Memory | None = None  # a glossary; the problems name where a term is missing
+    exact: bool = False  # use the decoder's memory's texts of the same sentence or passage
+    file: MemoryFile | None = None  # gets the sentences that the decoder's memory lacks
+    texts: dict[str, str] = field(default_factory=dict)  # by sentence, known ones; gets the others
+
+
+@dataclass(frozen=True)
+class Service:
+    """What a server tells its translators, and what these share."""
+
+    assumed_source: str | None = None  # the language if neither the options nor the model say it
+    max_prompt_tokens: int | None = None  # of a sentence; None: as many as the model reads
+    aligners: dict[Languages, Aligner | None] = field(default_factory=dict)
+
+
 @dataclass
 class Translator:
     """Translates documents, each distinct sentence once. InputError for languages that the model does not have."""
@@ -76,16 +95,11 @@ class Translator:
     options: Options
     batch_size: int = BATCH_SIZE
     whole: bool | None = None  # translate lines as a whole if they fit; None: with a chat template
-    terms: Memory | None = None  # a glossary; the problems name where a term is missing
-    exact: InitVar[bool] = False  # use the memory's texts of the same sentence or passage
-    memory_file: MemoryFile | None = None  # gets the sentences that the decoder's memory lacks
-    texts: dict[str, str] = field(default_factory=dict)  # by sentence, known ones; gets the others
+    memories: Memories = field(default_factory=Memories)
+    service: Service = field(default_factory=Service)
     on_response: Callable[[Response], Any] = lambda response: None  # for each finished sentence
-    assumed_source: str | None = None  # the language if neither the options nor the model say it
-    aligners: Aligners = field(default_factory=dict)  # by languages: shared by a server's requests
-    max_prompt_tokens: int | None = None  # of a sentence; None: as many as the model reads
 
-    def __post_init__(self, exact: bool):
+    def __post_init__(self):
         self.options = self.decoder.seeded(self.options)
         options = self.options
         text = self.decoder.text
@@ -95,31 +109,27 @@ class Translator:
         )
         # The languages without --from and --to; None: unknown.
         source_lang, target_lang = text.default_languages(self.decoder.model.prefix([]))
-        self.source_lang = self.languages[0] or source_lang or self.assumed_source
+        self.source_lang = self.languages[0] or source_lang or self.service.assumed_source
         self.target_lang = self.languages[1] or target_lang
         is_told = self.target_lang or options.prompt_template
         if (text.languages or text.translation) and not is_told:
             raise InputError("into which language? Say so with --to")
         if self.whole is None:
             self.whole = text.translation is not None
-        memory = self.decoder.memory if exact else None
+        self.texts = self.memories.texts
+        memory = self.decoder.memory if self.memories.exact else None
         self._exact = memory.exact(self.source_lang, self.target_lang) if memory else {}
         self._instruction = len(self._row("-").prompt) - 1  # tokens beside the text's
         self._terms = defaultdict[str, dict[str, None]](dict)  # with their translations
-        if self.terms:
-            for term in self.terms.fitting(self.source_lang, self.target_lang):
+        if self.memories.terms:
+            for term in self.memories.terms.fitting(self.source_lang, self.target_lang):
                 self._terms[term.prompt.casefold()][term.text] = None
         self._term_pattern = phrase_pattern([*self._terms])
+        aligner = Aligner.of(self.decoder, self.options, bool(self._exact))
+        self.aligner = self.service.aligners.setdefault(self.languages, aligner)
         self._pending = dict[str, Row]()  # that are being decoded, by sentence
         self._sample = list[str]()  # sentences
         self._cut = set[str]()  # sentences whose translations are not whole
-
-    @cached_property
-    def aligner(self) -> Aligner | None:
-        key = self.languages
-        if key not in self.aligners:
-            self.aligners[key] = Aligner.of(self.decoder, self.options, bool(self._exact))
-        return self.aligners[key]
 
     def sample(self, documents: Iterable[Document]) -> None:
         """Let some sentences of these documents say how the model's attention is to be read: the same ones in whatever order
@@ -251,7 +261,8 @@ class Translator:
                 continue
             if sentence not in self._pending:
                 prompt = self._framed(sentence)
-                rows = self.decoder.maker.rows(prompt, self.options, seeds, self.max_prompt_tokens)
+                limit = self.service.max_prompt_tokens
+                rows = self.decoder.maker.rows(prompt, self.options, seeds, limit)
                 (self._pending[sentence],) = rows
             yield self._pending[sentence]
 
@@ -266,8 +277,8 @@ class Translator:
             self._cut.add(response.prompt)
             return
         pair = Pair(response.prompt, text, *self.languages)
-        if self.memory_file and pair not in (self.decoder.memory or ()):
-            self.memory_file.append(pair)
+        if self.memories.file and pair not in (self.decoder.memory or ()):
+            self.memories.file.append(pair)
 
     def _translated(self, passage: Passage, pieces: Sequence[str]) -> Iterator[str]:
         """The texts of the pieces of a passage, in lines as these."""

@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from apps.documents.apart import read_apart
 from apps.documents.document import Document, joined
-from apps.documents.translator import Aligners, Translation, Translator
+from apps.documents.translator import Service, Translation, Translator
 from apps.serving.bodies import Object, read_json, validated
 from apps.serving.engine import Engine, Refused
 from apps.serving.gate import Gate, Limits
@@ -101,7 +101,8 @@ class Translations:
         self._places = Semaphore(self.engine.batch_size)
         self._clients = WeakValueDictionary[str | None, CapacityLimiter]()  # those that wait
         self._stored = dict[str, StoredDocument]()
-        self._aligners: Aligners = {}
+        # Whose aligners are shared: a few texts do not tell how attention is to be read
+        self._service = Service(max_prompt_tokens=self.limits.prompt_tokens)
 
     def route(
         self, path: str, answer: Callable, kind: type[Asked], methods: list[str], **reading: Any
@@ -175,9 +176,7 @@ class Translations:
         translator = Translator(
             self.engine.decoder,
             replace(self.engine.options, **options),
-            assumed_source=source_lang,
-            aligners=self._aligners,  # a few texts do not tell how attention is to be read
-            max_prompt_tokens=self.limits.prompt_tokens,
+            service=replace(self._service, assumed_source=source_lang),
         )
         return self._steps(translator, replace(document, strict=True))
 

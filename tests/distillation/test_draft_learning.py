@@ -13,7 +13,7 @@ from apps.distillation.evaluation import Evaluation
 from apps.distillation.forecast import FITTED, Measured
 from apps.distillation.learning import Learner
 from apps.documents.files import load as load_document
-from apps.documents.translator import Translator
+from apps.documents.translator import Memories, Translator
 from decoder import Options, SpeculativeDecoder, load
 from speculative.common.reporting import reporter
 from speculative.models.distilled import save
@@ -199,7 +199,7 @@ def test_what_a_run_finds_done_is_not_left_to_do(decoder, tmp_path):
     source.write_text("The king sees the house.\nThe queen sees the key.\n")
     learned, learner = learns(decoder.model, decoder.tokenizer, tmp_path / "draft")
     known = {"The king sees the house.": "Le roi."}
-    translator = Translator(learned, Options(target_lang="fr"), 2, texts=known)
+    translator = Translator(learned, Options(target_lang="fr"), 2, memories=Memories(texts=known))
     translator.translate(load_document(str(source), None).document, "in.txt")
     assert learner.total == 1e9 - len("The king sees the house.")
     assert learner._work.done >= len("The queen sees the key.")

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from apps.documents import read
-from apps.documents.links import anchors_in, led
+from apps.documents.links import led
 
 KING, DOOR, PAGE = Path("/x/king.md"), Path("/x/part/b c.md"), Path("/x/part/a.html")
 BESIDE = {file: file.with_suffix(f".de{file.suffix}") for file in (KING, DOOR, PAGE)}
@@ -31,13 +30,3 @@ def test_links_lead_to_translations(file, source, beside, flat):
     for encoding in ("utf-8", "latin-1"):
         for outputs, new in ((BESIDE, beside), (APART, None), (FLAT, flat)):
             assert led(source.encode(encoding), file, outputs) == (new or source).encode(encoding)
-
-
-def test_a_heading_that_another_file_leads_to_keeps_its_anchor(tmp_path):
-    files = [tmp_path / name for name in ("king.md", "a.html", "missing.md")]
-    files[0].write_text("# One\n\n# Two\n\n# Three\n")
-    files[1].write_text("<a href='king.md#two'>1</a> <a href='http://x.y/king.md#three'>2</a>")
-    anchors = anchors_in(files)[files[0]]
-    document = read(files[0], files[0].read_bytes(), anchors=anchors)
-    written = document.write(["EINS", "ZWEI", "DREI"]).data.decode()
-    assert written == '# EINS\n\n# <a id="two"></a>ZWEI\n\n# DREI\n'

@@ -24,7 +24,7 @@ def into_french(demo_pair, monkeypatch):
         by = translator.Translator(
             SpeculativeDecoder(*demo_pair[:2]),
             Options(target_lang="fr"),
-            terms=terms and Memory(terms),
+            memories=translator.Memories(terms and Memory(terms)),
         )
         new = by.translate(FORMATS[ending](source.encode()))
         return new.data.decode(), new.problems, len(aligned)

@@ -8,7 +8,7 @@ from helpers import causal_folders
 from helpers.programs import DEMO
 
 from apps.documents import FORMATS
-from apps.documents.translator import Translator
+from apps.documents.translator import Memories, Translator
 from decoder import Options, SpeculativeDecoder, load
 from speculative.common.errors import InputError
 from speculative.text.text_side import Prompt
@@ -113,7 +113,8 @@ def test_the_demos_decoder_only_pair_translates_by_the_users_prompt(text, proble
     options = Options(target_lang="de", prompt_template="translate English to {target}: {text}")
     target, draft = (load(DEMO / f"causal-{role}") for role in ("target", "draft"))
     for model in (None, draft[0]):
-        translator = Translator(SpeculativeDecoder(*target, model), options, texts={"Yes.": text})
+        memories = Memories(texts={"Yes.": text})
+        translator = Translator(SpeculativeDecoder(*target, model), options, memories=memories)
         new = translator.translate(document)
         escaped = text.replace("<", "\\<")
         assert new.data.decode() == f"# Der alte König sieht zwei rote Türen.\n\n{escaped}\n"
