@@ -301,7 +301,7 @@ def test_each_text_is_from_its_own_language_or_where_that_is_not_sure_from_that_
     translations._detector = LanguageDetector(translations.sources)
 
     async def steps(self, translator, document):
-        texts = [f"{translator.assumed_source}: {each.text}" for each in document.passages]
+        texts = [f"{translator.service.assumed_source}: {each.text}" for each in document.passages]
         yield Translation(document.write(texts).data, [], [])
 
     monkeypatch.setattr(Translations, "_steps", steps)
