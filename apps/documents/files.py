@@ -65,8 +65,9 @@ def load_all(
     anchors = anchors_in(Path(name) for name, _ in named)
     for name, inside in named:
         try:
-            options["anchors"] = anchors.get(followed(Path(name)), ())
-            files.append(load(name, output, encoding, **options)._replace(inside=inside))
+            linked = anchors[followed(Path(name))]
+            file = load(name, output, encoding, anchors=linked, **options)
+            files.append(file._replace(inside=inside))
         except (InputError, OSError) as error:
             reason = getattr(error, "strerror", None)
             failures.append(InputError(f"{name}: {reason}" if reason else str(error)))

@@ -23,7 +23,7 @@ FLAT = {file: Path("/out", file.name) for file in BESIDE}
         (PAGE, '<a href=a.html>1</a> <p title="a.html">', '<a href=a.de.html>1</a> <p title="a.html">', None),
         (PAGE, '<a\nhref="../king.md#&amp;">\xfc', '<a\nhref="../king.de.md#&amp;">\xfc', '<a\nhref="king.md#&amp;">\xfc'),
         (KING, "[1](x.md) [2](http://x.y/king.md) [3](/king.md) ![4](king.png) king.md", None, None),
-        (KING, "`[1](king.md)` ``a` [2](king.md)``\n~~~\n[3](king.md)\n~~~\n[4](http://[)", None, None),
+        (KING, "`[1](king.md)` ``a` [2](king.md)``\n- ~~~\n  [3](king.md)\n  ~~~\n[4](http://[)", None, None),
     ],
 )  # fmt: skip
 def test_links_lead_to_translations(file, source, beside, flat):
