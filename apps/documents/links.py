@@ -17,9 +17,9 @@ _LINKED = (".md", ".markdown", ".mdx", ".qmd", ".html", ".htm", ".xhtml")
 _AS_IT_IS = "surrogateescape"  # what is in another encoding than UTF-8
 # Code, which is passed over, or a link's target: in angle brackets, in quotes, or without space
 _LINK = regex.compile(
-    r"(?ms)^[ \t>*+\d.)-]*(?P<fence>`{3,}|~{3,}).*?(?:^[ \t>]*(?P=fence)|\Z)"
+    r"(?ims)^[ \t>*+\d.)-]*(?P<fence>`{3,}|~{3,}).*?(?:^[ \t>]*(?P=fence)|\Z)"
     r"|(?P<code>`++)[^\n]*?(?<!`)(?P=code)(?!`)"
-    r"|(?:\]\(|\]:|<\w[^<>]*\shref=)\s*"
+    r"""|(?:\]\(|\]:|<\w(?:[^<>"']|"[^"<]*"|'[^'<]*')*?\shref\s*=)\s*"""
     r"""(?:<(?P<link>[^<>\n]*)>|(?P<quote>["'])(?P<link>.*?)(?P=quote)"""
     r"""|(?P<link>(?:[^\s()<>"']|\([^\s()]*\))+))"""
 )

@@ -21,7 +21,7 @@ FLAT = {file: Path("/out", file.name) for file in BESIDE}
         (KING, "<a class='b' href='part/a.html'>", *(f"<a class='b' href='{page}'>" for page in ("part/a.de.html", "a.html"))),
         (DOOR, "[1](../king.md) [2](a.html#b)", "[1](../king.de.md) [2](a.de.html#b)", "[1](king.md) [2](a.html#b)"),
         (PAGE, '<a href=a.html>1</a> <p title="a.html">', '<a href=a.de.html>1</a> <p title="a.html">', None),
-        (PAGE, '<a\nhref="../king.md#&amp;">\xfc', '<a\nhref="../king.de.md#&amp;">\xfc', '<a\nhref="king.md#&amp;">\xfc'),
+        (PAGE, '<a title="1 > 0"\nHREF = "../king.md#&amp;">\xfc', '<a title="1 > 0"\nHREF = "../king.de.md#&amp;">\xfc', '<a title="1 > 0"\nHREF = "king.md#&amp;">\xfc'),
         (KING, "[1](x.md) [2](http://x.y/king.md) [3](/king.md) ![4](king.png) king.md", None, None),
         (KING, "`[1](king.md)` ``a` [2](king.md)``\n- ~~~\n  [3](king.md)\n  ~~~\n[4](http://[)", None, None),
     ],
