@@ -15,11 +15,13 @@ from speculative.common.files import followed
 
 _LINKED = (".md", ".markdown", ".mdx", ".qmd", ".html", ".htm", ".xhtml")
 _AS_IT_IS = "surrogateescape"  # what is in another encoding than UTF-8
+_VALUE = r"""(?:"[^"<]*+"|'[^'<]*+'|[^\s<>"']++)"""  # of an attribute
+_HREF = rf"<\w[^\s<>]*+(?:\s++(?!href[\s=])[^\s<>\"'=]++(?:\s*+=\s*+{_VALUE})?+)*+\s++href\s*+="
 # Code, which is passed over, or a link's target: in angle brackets, in quotes, or without space
 _LINK = regex.compile(
     r"(?ims)^[ \t>*+\d.)-]*(?P<fence>`{3,}|~{3,}).*?(?:^[ \t>]*(?P=fence)|\Z)"
     r"|(?P<code>`++)[^\n]*?(?<!`)(?P=code)(?!`)"
-    r"""|(?:\]\(|\]:|<\w(?:[^<>"']|"[^"<]*"|'[^'<]*')*?\shref\s*=)\s*"""
+    rf"|(?:\]\(|\]:|{_HREF})\s*"
     r"""(?:<(?P<link>[^<>\n]*)>|(?P<quote>["'])(?P<link>.*?)(?P=quote)"""
     r"""|(?P<link>(?:[^\s()<>"']|\([^\s()]*\))+))"""
 )
