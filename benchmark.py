@@ -5,15 +5,13 @@ python benchmark.py                  the demo models, widened to t5-large and t5
 python benchmark.py --model google/flan-t5-xl --draft-model google/flan-t5-small
 """
 
-import apps.cli  # noqa: F401 (first: it checks Python and the packages)
-
-# isort: split
 import argparse
 import json
 import sys
 from itertools import product
 from typing import Any
 
+import apps.cli  # noqa: F401 (first: it checks Python and the packages)
 from apps.benchmarks import machine, tables
 from apps.benchmarks.measuring import Setting, Way, decoder, decoding, rows_of, take_turns
 from apps.benchmarks.widening import CAUSAL_SHAPES, SHAPES, widened_pair
@@ -70,7 +68,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def check(args: argparse.Namespace, parser: cli.Parser) -> None:
-    """Exit with a message if the flags do not fit together."""
     check_models(args, parser)
     if args.model and args.sizes:
         parser.error("--sizes is for the demo models, not for --model")
@@ -95,7 +92,6 @@ def models(args: argparse.Namespace) -> tuple[Any, Any | None]:
 
 
 def common(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of all ways."""
     return {name: getattr(args, name) for name in ("max_tokens", "source_lang", "target_lang")}
 
 

@@ -6,8 +6,6 @@ python convert.py --model google-t5/t5-11b --quantize --q-bits 4
 """
 
 import apps.cli  # noqa: F401 (first: it checks Python and the packages)
-
-# isort: split
 from apps.cli import cli
 from apps.cli.flags import add_shared
 from speculative.checkpoints.weights import BITS, DTYPES, GROUP_SIZES, MODES, Quantization

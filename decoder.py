@@ -232,9 +232,8 @@ class SpeculativeDecoder:
         lookup = PromptLookup(partial(piece_of, self.tokenizer), copied)
         if self.draft_model is None:
             return lookup
-        return ModelDrafter(
-            self.draft_model, self._common_ids, self.draft_vocabulary, self.prefix_cache, lookup
-        )
+        own = self.draft_model, self._common_ids, self.draft_vocabulary, self.prefix_cache
+        return ModelDrafter(*own, lookup)
 
     def max_batch_size(self, batch_size: int) -> int:
         """The number of rows that the models can decode together, up to `batch_size`."""

@@ -6,12 +6,10 @@ python distill.py --model google/madlad400-3b-mt --document book.docx manual.md 
 python distill.py --model openai/whisper-large-v3 talks/*.mp3
 """
 
-import apps.cli  # noqa: F401 (first: it checks Python and the packages)
-
-# isort: split
 from collections.abc import Sequence
 from pathlib import Path
 
+import apps.cli  # noqa: F401 (first: it checks Python and the packages)
 from apps.cli import cli, flags
 from apps.cli.models import draft_folder, merge_adapter, note_types
 from apps.cli.prompt_files import PromptFile, progress

@@ -4,15 +4,13 @@ python main.py --prompt "translate number to German: 1284"
 python main.py --model google-t5/t5-11b --draft-model google-t5/t5-small --prompt "summarize: ..."
 """
 
-import apps.cli  # noqa: F401 (first: it checks Python and the packages)
-
-# isort: split
 import json
 import sys
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import apps.cli  # noqa: F401 (first: it checks Python and the packages)
 from apps.cli import cli, flags
 from apps.cli.chat import chat
 from apps.cli.display import Display, show_legend
@@ -81,7 +79,6 @@ def add_flags(parser: cli.Parser) -> None:
 
 
 def check(args, parser: cli.Parser) -> None:
-    """Exit with a message if the flags do not fit together."""
     if [args.prompt is not None, args.prompt_file is not None, args.chat].count(True) != 1:
         parser.error("give one of --prompt, --prompt-file and --chat")
     flags.check_models(args, parser)
@@ -156,7 +153,6 @@ def remembering(
 
 
 def run_command(args, ranks: Ranks) -> None:
-    """Do what the command line asks for."""
     options = flags.options_of(args)
     flags.note_unused(vars(args), unused(vars(args), options))
     if ranks.size > 1:

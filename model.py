@@ -129,9 +129,6 @@ class T5(EncoderDecoder):
         if not c.tied_head:
             self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
 
-    def _embed(self, tokens: mx.array, embedding: nn.Embedding) -> mx.array:
-        return wide(embedding(tokens))
-
     def _bucket(self, distance: np.ndarray, num_buckets: int) -> np.ndarray:
         buckets = _buckets(num_buckets, self.config.relative_attention_max_distance)
         return buckets[np.clip(distance, 0, len(buckets) - 1)]
@@ -141,14 +138,15 @@ class T5(EncoderDecoder):
         index, half = np.arange(tokens.shape[1]), self.config.relative_attention_num_buckets // 2
         distance = (index[None, :] - index[:, None])[None]  # [1, S, S], key - query
         bucket = self._bucket(np.abs(distance), half) + half * (distance > 0)
-        x = self._embed(tokens, self.get("source_embedding", self.embedding))
-        return self.encoder(x, self.encoder.biases(bucket, padding_mask(mask)))
+        embedding = self.get("source_embedding", self.embedding)
+        biases = self.encoder.biases(bucket, padding_mask(mask))
+        return self.encoder(wide(embedding(tokens)), biases)
 
     def states(self, tokens: mx.array, positions: np.ndarray, cache: CrossCache) -> mx.array:
         cache.reserve(positions)
         bucket = self._bucket(cache.distance, self.config.relative_attention_num_buckets)
         biases = self.decoder.biases(bucket, cache.self_mask())
-        return self.decoder(self._embed(tokens, self.embedding), biases, cache)
+        return self.decoder(wide(self.embedding(tokens)), biases, cache)
 
     def logits(self, states: mx.array) -> mx.array:
         c = self.config

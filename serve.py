@@ -4,9 +4,6 @@ python serve.py
 python serve.py --model google-t5/t5-11b --draft-model google-t5/t5-small --port 8080
 """
 
-import apps.cli  # noqa: F401 (first: it checks Python and the packages)
-
-# isort: split
 import logging
 import os
 import signal
@@ -20,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import apps.cli  # noqa: F401 (first: it checks Python and the packages)
 from apps.cli import cli
 from apps.cli.flags import MODELS, add_options, add_shared, check_models, options_of
 from apps.cli.models import Models, merged_from, note_alone, open_decoder
@@ -139,7 +137,6 @@ def model_names(model: str | Path, given: Iterable[str | None]) -> list[str]:
 
 
 def text_decoder(models: Models, options: Options, verbose: bool) -> SpeculativeDecoder:
-    """The decoder of a model for texts."""
     decoder = open_decoder(models, options, verbose=verbose, serves=True)
     note_alone(decoder)
     with suppress(InputError):  # without llguidance, only what asks for it is refused

@@ -4,14 +4,12 @@ python transcribe.py talk.mp3 --model openai/whisper-large-v3 --draft-model dist
 python transcribe.py *.m4a --model openai/whisper-medium -f srt -o subtitles
 """
 
-import apps.cli  # noqa: F401 (first: it checks Python and the packages)
-
-# isort: split
 import argparse
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import apps.cli  # noqa: F401 (first: it checks Python and the packages)
 from apps.cli import cli
 from apps.cli.flags import add_options, add_shared, check_apart, check_models, note_unused
 from apps.cli.live_transcript import LiveTranscript

@@ -4,14 +4,12 @@ python translate.py chapter.docx --model facebook/nllb-200-3.3B --draft-model fa
 python translate.py film.srt --to fr -o film.fr.srt
 """
 
-import apps.cli  # noqa: F401 (first: it checks Python and the packages)
-
-# isort: split
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import apps.cli  # noqa: F401 (first: it checks Python and the packages)
 from apps.cli import cli, flags
 from apps.cli.display import Summary
 from apps.cli.models import Models, open_decoder
@@ -84,7 +82,6 @@ def report_languages(translator: Translator) -> None:
 
 
 def run_command(args) -> None:
-    """Do what the command line asks for."""
     options = flags.options_of(args)
     settings = dict(bilingual=args.bilingual, cue_by_cue=args.cue_by_cue, fuzzy=args.fuzzy)
     files, failures = load_all(args.documents, args.output, args.encoding, **settings)

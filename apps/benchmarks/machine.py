@@ -18,7 +18,6 @@ PACKAGES = ("mlx", "mlx-lm", "numpy", "transformers", "tokenizers")
 
 
 def describe() -> dict[str, str | int]:
-    """The hardware and software that a figure depends on."""
     info = mx.device_info()
     return {
         "processor": info.get("device_name", platform.processor()),

@@ -68,12 +68,10 @@ class WayRun:
 
     @property
     def rate(self) -> float:
-        """Tokens per second."""
         return sum(self.tokens) / sum(self.seconds)
 
     @property
     def stats(self) -> Stats:
-        """The statistics of all rows together."""
         return sum((row.stats for row in self.rows), Stats())
 
 

@@ -59,7 +59,6 @@ def figures(name: Setting | str, run: WayRun, plain: WayRun) -> dict[str, float]
 
 
 def table(lines: Mapping[str, Mapping[str, float]]) -> None:
-    """Print a Markdown table of ways and their figures."""
     rows = [["decoding", *COLUMNS]]
     for name, line in lines.items():
         rows.append([name, *(f"{line[c]:.{n}f}" if c in line else "" for c, n in COLUMNS.items())])

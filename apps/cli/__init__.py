@@ -13,7 +13,6 @@ if not find_spec("mlx"):
 
 
 def interrupted() -> None:
-    """End after Ctrl-C."""
     print("interrupted", file=sys.stderr)
     sys.exit(130)
 

@@ -75,7 +75,6 @@ class InOrder:
         self._waiting: dict[int, tuple[str, bool]] = {}
 
     def put(self, number: int, text: str, finished: bool = True) -> None:
-        """Add to a text."""
         before, _ = self._waiting.get(number, ("", False))
         self._waiting[number] = before + text, finished
         while self.reached in self._waiting:
@@ -127,13 +126,17 @@ def gigabytes(text: str) -> float:
     return number(text) * 1e9
 
 
-@contextmanager
-def bar(title: str, total: int | None, unit: str, delay: float) -> Iterator[Advance]:
-    """A bar on stderr, where that is a terminal; one that appears late vanishes at its end."""
+def meter(title: str, total: int | None, unit: str, delay: float = 0) -> Any:
+    """A bar of tqdm's on stderr, where that is a terminal; one that appears late vanishes at its end."""
     from tqdm import tqdm
 
     shown = dict(unit=unit, unit_scale=unit == "B", delay=delay, leave=not delay)
-    with tqdm(desc=title, total=total, disable=None, **shown) as progress:
+    return tqdm(desc=title, total=total, disable=None, **shown)
+
+
+@contextmanager
+def bar(title: str, total: int | None, unit: str, delay: float) -> Iterator[Advance]:
+    with meter(title, total, unit, delay) as progress:
         yield progress.update
 
 
@@ -185,11 +188,10 @@ def line_of(error: Exception) -> str | None:
         return f"out of memory, or the GPU failed; try shorter texts or a smaller batch: {error}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return _with_flag(str(error)) if isinstance(error, (InputError, OSError)) else None
-
-
-def _with_flag(message: str) -> str:
-    """A message about an option whose flag has another name, with that: --to for target_lang."""
-    option, colon, rest = message.partition(": ")
-    flags = DECLARED[option].flags if option in DECLARED else None
-    return next((f"{flag}{colon}{rest}" for flag in flags or () if flag.startswith("--")), message)
+    if not isinstance(error, (InputError, OSError)):
+        return None
+    # About an option whose flag has another name: --to for target_lang
+    option, colon, rest = str(error).partition(": ")
+    flags = DECLARED[option].flags if option in DECLARED else ()
+    named = [flag for flag in flags or () if flag.startswith("--")]
+    return f"{named[0]}{colon}{rest}" if named else str(error)

@@ -28,8 +28,6 @@ BARS = "▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True)
 class Display:
-    """The flags for showing responses."""
-
     as_json: bool = False
     verbose: bool = False  # statistics at the end
     in_colour: bool = False

@@ -62,7 +62,6 @@ SHARED: dict[str, dict[str, Any]] = {  # flags of several commands
 
 
 def add_shared(parser: cli.Parser, *names: str) -> None:
-    """Some of the flags in SHARED."""
     for name in names:
         parser.add_argument(name, **SHARED[name])
 
@@ -119,7 +118,6 @@ def note_unused(given: Mapping[str, Any], rules: Iterable[tuple[Iterable[str], s
 
 
 def check_models(args, parser: cli.Parser) -> None:
-    """Exit with a message if the models' flags do not fit together."""
     given = vars(args)  # not every command has all of these flags
     distills = given.get("distill") is not None
     if given.get("memory_append") and not args.memory:

@@ -77,20 +77,18 @@ def open_decoder(
         if token is None:
             raise InputError(f"--extra-eos-token: {name[:50]!r} is not a token of this model")
         model.config = replace(model.config, eos_token_ids=(*model.config.eos_token_ids, token))
-    draft_model = None
+    draft = None
     vocabulary = None
     drafts = options.num_draft and options.num_beams == 1
     if models.distill is not None and drafts:
-        draft_model = learning_draft(model, models.model, models.distill, serves)
+        draft = learning_draft(model, models.model, models.distill, serves)
     elif models.draft_model and drafts:
-        draft_model, _ = load(models.draft_model, ranks.group, split=False)
-    if draft_model and models.draft_vocabulary:
+        draft, _ = load(models.draft_model, ranks.group, split=False)
+    if draft and models.draft_vocabulary:
         vocabulary = read_draft_vocabulary(models.draft_vocabulary, tokenizer)
-    note_types(model, draft_model)
+    note_types(model, draft)
     memory = load_memory(models.memory, reporter.note) if models.memory else None
-    decoder = SpeculativeDecoder(
-        model, tokenizer, draft_model, memory, vocabulary, models.prefix_cache
-    )
+    decoder = SpeculativeDecoder(model, tokenizer, draft, memory, vocabulary, models.prefix_cache)
     _note_settings(decoder, options, verbose, serves)
     return decoder
 
@@ -121,7 +119,6 @@ def _note_settings(
 
 
 def draft_folder(model: Path) -> Path:
-    """The usual folder of a converted model's draft model."""
     return model.with_name(f"{model.name}-draft")
 
 

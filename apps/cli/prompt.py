@@ -26,7 +26,6 @@ def decode_prompt(
     display: Display,
     remember: Callable[[Response], None],
 ) -> None:
-    """Decode one prompt, streaming its text to stdout."""
     summary = Summary()
     if display.as_json or options.num_samples > 1:
         for response in decoder.batch_generate([prompt], **vars(options)):

@@ -18,6 +18,7 @@ from typing import BinaryIO
 from apps.cli import cli
 from apps.cli.display import Display, Summary
 from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
+from speculative.checkpoints.folder import json_object
 from speculative.common.errors import InputError
 from speculative.common.files import check_free, replacing
 from speculative.common.reporting import reporter
@@ -158,13 +159,9 @@ class PromptFile:
 def _prompt_of(line: bytes, is_json: bool) -> Content:
     try:
         text = line.decode("utf-8").rstrip("\r\n")
-        value = json.loads(text) if is_json else {"prompt": text}
     except UnicodeDecodeError:
         raise InputError("not UTF-8 text") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"not JSON: {error}") from None
-    if not isinstance(value, dict) or "prompt" not in value:
-        raise InputError("not a JSON object with a field prompt")
+    value = json_object(text, "prompt") if is_json else {"prompt": text}
     reference = value.get("reference")
     return value["prompt"] if reference is None else Prompt(value["prompt"], reference)
 
@@ -177,36 +174,29 @@ class Arriving:
         self._arrived = b""
         self._ended = False
 
-    def ready(self) -> bool:
-        """Whether the next line, or the end, is there."""
-        while not self._has_line() and select([self._file], [], [], 0)[0]:
-            self._read_more()
-        return self._has_line()
+    def ready(self, wait: bool = False) -> bool:
+        """Whether the next line, or the end, is there; with `wait`, once it is."""
+        while not (self._ended or b"\n" in self._arrived):
+            if not (wait or select([self._file], [], [], 0)[0]):
+                return False
+            data = os.read(self._file.fileno(), 1 << 16)
+            self._arrived += data
+            self._ended = not data
+        return True
 
     def __iter__(self) -> Iterator[bytes]:
         return self
 
     def __next__(self) -> bytes:
-        while not self._has_line():
-            self._read_more()
+        self.ready(wait=True)
         line, newline, self._arrived = self._arrived.partition(b"\n")
         if not line + newline:
             raise StopIteration
         return line + newline
 
-    def _has_line(self) -> bool:
-        return self._ended or b"\n" in self._arrived
-
-    def _read_more(self) -> None:
-        data = os.read(self._file.fileno(), 1 << 16)
-        self._arrived += data
-        self._ended = not data
-
 
 @dataclass(frozen=True)
 class FileTask:
-    """A prompt file and where its outputs go."""
-
     path: str  # "-": standard input
     output: Path | None = None  # None: standard output
     batch_size: int = BATCH_SIZE

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
-from tqdm import tqdm
 
 from apps.cli import cli
 from apps.cli.display import Summary
@@ -48,8 +47,6 @@ def open_transcriber(models: Models, drafts: bool, serves: bool = False) -> Tran
 
 @dataclass(frozen=True)
 class Output:
-    """The folder and format of transcripts."""
-
     format: str  # one of FORMATS, or all
     folder: Path | None  # None: they are printed
     layout: Layout
@@ -132,7 +129,7 @@ class AudioFiles:
     speakers: Mapping[int, str]  # by the number of the channel; {}: channels are mixed
 
     def __post_init__(self):
-        self._bar = tqdm(desc="audio", unit="s", disable=None, total=0)
+        self._bar = cli.meter("audio", 0, "s")
         self._opened = 0
         self._done = [0.0] * len(self.sounds)  # seconds
         self._several = len(self.sounds) > 1 and not self.output.folder
@@ -215,7 +212,7 @@ class AudioFiles:
 
 def print_summary(summary: Summary, played: float) -> None:
     """On stderr, of so many seconds of sound."""
-    seconds = time.perf_counter() - summary.began
     summary.peak_memory = mx.get_peak_memory() / 1e9
+    seconds = time.perf_counter() - summary.began
     for line in (f"{played:.1f} s of audio in {seconds:.1f} s", *summary.lines()):
         reporter.note(line)

@@ -80,7 +80,7 @@ def evaluate(
 def _counts(draft: Any, target: Any, batch: TrainingBatch, is_whole: bool) -> Counter:
     """Tokens of a batch, by what they are, and target calls by how many tokens are drafted."""
     drafted = batch.drafted(0)
-    agrees = _best(target, batch.head_input) == batch.labels
+    agreed = (_best(target, batch.head_input) == batch.labels)[drafted]
     depth = max(LENGTHS) if is_whole else 1
     # By depth, [B, T]: whether the draft from a token has the right label there
     hits = [
@@ -88,9 +88,7 @@ def _counts(draft: Any, target: Any, batch: TrainingBatch, is_whole: bool) -> Co
         for n, states in enumerate(drafts(draft, batch, depth))
     ]
     tokens = int(drafted.sum())
-    counts: Counter = Counter(
-        tokens=tokens, right=int(hits[0].sum()), agreed=int(agrees[drafted].sum())
-    )
+    counts: Counter = Counter(tokens=tokens, right=int(hits[0].sum()), agreed=int(agreed.sum()))
     if is_whole:
         counts["in whole drafts"] = tokens
         accepted = np.cumprod(hits, axis=0)

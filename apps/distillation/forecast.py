@@ -14,8 +14,6 @@ DEEPER = 2  # how much longer a step of training takes in the mean than one of t
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run has measured so far."""
-
     # Of the run
     rows: int = 1  # that are decoded together
     texts_left: float = 0.0  # as far as is known; inf: the run does not end, as a server's

@@ -27,7 +27,6 @@ class KeptTexts:
 
     @property
     def are_due(self) -> bool:
-        """Whether it is time to look."""
         return self.count >= self._next_look
 
     def begin_anew(self, accuracy: float) -> bool:
@@ -50,9 +49,7 @@ class KeptTexts:
         return [*self.texts]
 
     def retry(self) -> None:
-        """Look again at once, and train."""
         self._next_look = self._next_training = self.count
 
     def close(self) -> None:
-        """Never look again."""
         self._next_look = math.inf

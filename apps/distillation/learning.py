@@ -120,7 +120,9 @@ class Learner(contract.Learner):
             if self._texts.begin_anew(accuracy(self.draft, latest)):
                 self._measured = replace(self._measured, evaluation=None, learned_from=FITTED)
         texts = self._texts.take()
-        left = self._left()
+        left = self.total - self._work.done
+        if math.isinf(self.total) and not self._serves:  # not known: as much as was done
+            left = self._work.done
         self._measured = replace(
             self._measured,
             rows=self._work.rows,
@@ -139,14 +141,6 @@ class Learner(contract.Learner):
             times = call_times(training.narrow_draft, self._target, prompt, self._work.rows)
             self._measured = replace(self._measured, times=times)
         return training
-
-    def _left(self) -> float:
-        """The work that is left: as much as was done, unless the total is known."""
-        if self._serves:
-            return math.inf
-        if math.isinf(self.total):
-            return self._work.done
-        return self.total - self._work.done
 
     def _copy(self) -> Any:
         """The draft model, to train further. InputError if there is another one in the folder now."""
@@ -180,7 +174,6 @@ class Learner(contract.Learner):
             self._end(training)
 
     def _end(self, training: Training) -> None:
-        """Say what has been learned."""
         texts = len(training.texts)
         self._measured = replace(self._measured, evaluation=training.best, learned_from=texts)
         self.draft.accuracy = 0.0  # from now on more texts may make it better

@@ -90,9 +90,8 @@ def _text(model: Any, tokenizer: Tokenizer, encoded: Encoded, text: str) -> Trai
     if too_long or len(tokens) > (config.max_positions or math.inf):
         raise InputError("the prompt or the text is too long for the model")
     if sum(token == unknown for token in written) > _MAX_UNKNOWN * len(written):
-        raise InputError(
-            "many tokens are unknown to this model: was the text written by another one?"
-        )
+        fault = "many tokens are unknown to this model"
+        raise InputError(f"{fault}: was the text written by another one?")
     return TrainingText(encoded.tokens, tokens, len(prefix))
 
 

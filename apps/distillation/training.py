@@ -66,9 +66,8 @@ def new_draft(target: Any, layers: int = 1) -> Any:
     """A draft model to train, with copies of so many of the target's decoder layers, from its last to its first.
     InputError for a target without an encoder, or with fewer layers."""
     if not isinstance(target, EncoderDecoder):
-        raise InputError(
-            "a decoder-only model has no encoder to draft from: use a public draft model (docs/models.md)"
-        )
+        fault = "a decoder-only model has no encoder to draft from"
+        raise InputError(f"{fault}: use a public draft model (docs/models.md)")
     count = len(target.decoder.layers)
     if layers > count:
         raise InputError(f"the model has {count} decoder layers, not {layers}")

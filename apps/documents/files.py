@@ -147,7 +147,7 @@ class FileTranslator:
             try:
                 if file.output:
                     with self._journal(file.output) as journal:
-                        check_free(file.output, self.force or journal.has_rows)
+                        check_free(file.output, self.force or journal.has_entries)
             except OSError as error:
                 failures.append(InputError(f"{file.name}: {error.filename}: {error.strerror}"))
             else:

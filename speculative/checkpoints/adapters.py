@@ -140,8 +140,6 @@ _BASE, _TIED, _OWN, _LEARNED = range(4)
 
 
 class _Change(NamedTuple):
-    """A change of one of the base's tensors."""
-
     order: int
     name: str
     is_tied: bool  # embeddings that are tied to it change as well
@@ -228,7 +226,6 @@ def _changes(
     raw: Mapping,
     config: Mapping,
 ) -> Iterator[_Change]:
-    """The changes that an adapter's module makes."""
     weight = f"{module}.weight"
     is_own = any(f"{ending}." in f"{module}." for ending in raw.get("modules_to_save") or [])
     for kind in parts.keys() & _WHOLE:
@@ -262,7 +259,6 @@ def _changes(
 
 
 def _scale(module: str, rank: int, raw: Mapping) -> float:
-    """The factor of the product of a module's two matrices."""
     patterns = raw.get("alpha_pattern") or {}
     alphas = (x for name, x in patterns.items() if re.fullmatch(rf"(.*\.)?({name})", module))
     alpha = next(alphas, raw["lora_alpha"])

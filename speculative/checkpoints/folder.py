@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from speculative.checkpoints.tensors import Tensor, read_safetensors, read_torch
@@ -28,25 +28,23 @@ def read_json(path: Path) -> dict:
         raise InputError(f"{path}: {error}") from None
 
 
-def json_object(text: bytes | str) -> dict:
-    """The object in a JSON text, in UTF-8; InputError if it is none."""
+def json_object(text: bytes | str, *fields: str) -> dict:
+    """The object in a JSON text, in UTF-8; InputError if it is none, or lacks one of these fields."""
     try:
         if isinstance(text, bytes):
             text = text.decode()
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise InputError("not a JSON object")
+    if not isinstance(value, dict) or not value.keys() >= {*fields}:
+        raise InputError(f"not a JSON object{''.join(f' with a field {x}' for x in fields)}")
     return value
 
 
 ADAPTER = "adapter_config.json"
 _SETTINGS = {"config.json", ADAPTER, "generation_config.json", *TOKENIZER_FILES}
 MLX_LMS_ADAPTER = "adapters.safetensors"
-_WEIGHTS = re.compile(
-    rf"(model|pytorch_model|adapter_model).*\.(safetensors|bin)|{MLX_LMS_ADAPTER}"
-)
+_WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model|adapters).*\.(safetensors|bin)")
 _MODEL_FILES = ("model.safetensors", "pytorch_model.bin")  # best first
 _ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin", MLX_LMS_ADAPTER)
 _OTHERS = {  # files of folders that are not Hugging Face checkpoints
@@ -106,24 +104,17 @@ def open_checkpoint(folder: Path, adapter: bool = False) -> dict[str, Tensor]:
     return tensors
 
 
-def states(paths: Iterable[Path]) -> dict[str, list[int]]:
-    """The size in bytes and the time in ns of each file, by its name: others if it is written again."""
-    stats = {path.name: path.stat() for path in paths}
-    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
-
-
-def state_of(folder: Path) -> dict[str, list[int]]:
-    """The states of a checkpoint's files that conversion reads."""
-    files = folder.glob("*")
-    return states(p for p in files if p.name in _SETTINGS or _WEIGHTS.fullmatch(p.name))
+def state_of(folder: Path, *others: str) -> dict[str, list[int]]:
+    """The size in bytes and the time in ns, other ones if it is written again, of each file that conversion reads from a
+    checkpoint, and of `others`."""
+    stats = {path.name: path.stat() for path in folder.glob("*")}
+    read = {name for name in stats if name in (*_SETTINGS, *others) or _WEIGHTS.fullmatch(name)}
+    return {name: [x.st_size, x.st_mtime_ns] for name, x in stats.items() if name in read}
 
 
 def stamp(folder: Path) -> str:
     """Of the files in a folder that a model is loaded from: another one if some are written again."""
-    names = {WEIGHTS, "chat_template.jinja", *_SETTINGS}
-    files = folder.iterdir()
-    read = states(p for p in files if p.name in names or _WEIGHTS.fullmatch(p.name))
-    return repr(sorted(read.items()))
+    return repr(sorted(state_of(folder, WEIGHTS, "chat_template.jinja").items()))
 
 
 def is_outdated(converted: Path) -> bool:

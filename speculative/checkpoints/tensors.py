@@ -62,7 +62,6 @@ class Tensor:
             yield block if self.shape else block.reshape(())
 
     def permuted(self, *axes: int) -> "Tensor":
-        """The tensor with its axes in another order."""
         strides = self._strides()
         shape = tuple(self.shape[axis] for axis in axes)
         return replace(self, shape=shape, strides=tuple(strides[axis] for axis in axes))

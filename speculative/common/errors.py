@@ -14,7 +14,6 @@ class InputError(ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its class."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

@@ -106,7 +106,7 @@ class Journal:
 
     def __init__(self, output: Path):
         """InputError if another run is writing the output."""
-        self._output = output
+        self.output = output
         self._path = hidden(output, "journal")
         with naming_file(output, self._path):
             self._file = open(self._path, "a+b", buffering=0)  # noqa: SIM115 (`close` does)
@@ -120,11 +120,7 @@ class Journal:
                     self._places[key].append((len(line), self._size))
                     self._size += len(line)
         self._file.truncate(self._size)
-
-    @property
-    def has_entries(self) -> bool:
-        """Whether an earlier run has finished something."""
-        return bool(self._places)
+        self.has_entries = bool(self._places)  # of an earlier run
 
     def take(self, key: str) -> Any:
         """The first entry of an earlier run that was not taken; None: there is none."""
@@ -139,7 +135,7 @@ class Journal:
         """Add what is finished. After an OSError, such as a full disk's, nothing more can be added."""
         data = json.dumps(entry).encode() + b"\n"
         line = b" ".join([key.encode(), _checksum(data), data])
-        with naming_file(self._output, self._path):
+        with naming_file(self.output, self._path):
             while line:
                 written = self._file.write(line)
                 self._size += written
@@ -150,7 +146,8 @@ class Journal:
         self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Leave it to the next run, if there is something in it."""
+        """Leave it to the next run, if there is something in it. Nothing can be taken any more."""
+        self._places.clear()
         if not self._size:
             self.remove()
         self._file.close()

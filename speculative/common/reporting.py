@@ -27,5 +27,4 @@ reporter = Reporter()
 
 
 def gb(size: float) -> str:
-    """So many bytes in words."""
     return f"{size / 1e9:.2f} GB"

@@ -136,13 +136,9 @@ class ModelDrafter(Drafter):
             logits = self._model.feed(drafted[-1], positions[:, n - 1 : n])
         self._lengths = np.minimum(monitor.lengths, len(drafted))
         longest = self._lengths.max()
-        q = None
-        if distributions[0] is not None:
-            q = mx.stack(distributions[:longest], axis=1)
+        q = None if distributions[0] is None else mx.stack(distributions[:longest], axis=1)
         tokens = mx.concatenate(drafted[:longest], axis=1)
-        return Draft(
-            tokens, self._lengths, q, confidence=monitor.confidence, prefill_seconds=prefill_seconds
-        )
+        return Draft(tokens, self._lengths, q, None, monitor.confidence, prefill_seconds)
 
     def _prefill(self, contexts: TokenLists) -> float:
         """Prefill what the model lacks of the rows to draft for; return the seconds, which are not the step's."""

@@ -14,8 +14,6 @@ MAX_MISSES = 32  # make it again after this many tokens that it lacked
 
 @dataclass(frozen=True)
 class Narrowed:
-    """A model that scores only some tokens."""
-
     model: Any
     tokens: frozenset[int]
     ids: mx.array  # these tokens, in the order of its logits

@@ -13,10 +13,8 @@ from speculative.step.sampling import Greedy, Sampler
 
 
 class Drafter:
-    """The interface of all drafters; this one proposes nothing, which is plain decoding, but can copy.
-
-    contexts: each row's tokens so far, the model's prefix first; a finished row has none.
-    """
+    """The interface of all drafters; this one proposes nothing, which is plain decoding, but can copy. contexts: each row's
+    tokens so far, the model's prefix first; a finished row has none."""
 
     _batch: Sequence[Row] = ()
 

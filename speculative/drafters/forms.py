@@ -27,7 +27,6 @@ class Matcher:
         self._text: list[int] = []
 
     def copy(self) -> "Matcher":
-        """A matcher for another row."""
         return Matcher(self._start, self._usual)
 
     def go_to(self, text: Sequence[int]) -> bool:
@@ -49,7 +48,6 @@ class Matcher:
         return bits & (fits or self._engine.is_error())
 
     def is_complete(self, text: Sequence[int]) -> bool:
-        """Whether a text may end here."""
         return self.go_to(text) and self._engine.is_accepting()
 
     def goes_on(self, text: Sequence[int]) -> bool:

@@ -84,7 +84,6 @@ class PromptMatcher:
         return max(positions, key=rank, default=None)
 
     def _is_trusted(self, position: int) -> bool:
-        """Whether a match is no chance."""
         return self._matches[position] >= LONG or 0 <= position - self._next < NEAR
 
     def _starts_word(self, token: int) -> bool:

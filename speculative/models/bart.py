@@ -136,7 +136,6 @@ NAMES = Names(
 
 
 def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The checkpoint's tensors under our names."""
     single = NAMES.one_embedding(NAMES.bare(tensors))
     if not any(".layernorm_embedding." in name for name in single):  # its positions are sinusoids
         single = {n: t for n, t in single.items() if not n.endswith("embed_positions.weight")}

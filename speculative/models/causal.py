@@ -117,17 +117,15 @@ class CausalCache(SlotCache):
     def arrays(self) -> list[mx.array]:
         return [*super().arrays, *(x for s in self.states for x in s.cache if x is not None)]
 
-    def take(self, other: SlotCache, row: int, n: int) -> None:
+    def take(self, other: Any, row: int, n: int) -> None:
         """As for all caches, with the states after the row's last token: a later call may have had only a filler."""
-        assert isinstance(other, CausalCache)
         super().take(other, row, n)
         last = other._last_calls(MASKED - 1)[row]
         for state, theirs in zip(self.states, other._calls[last][2], strict=True):
             state.cache = [None if x is None else x[row : row + 1] for x in theirs]
         self._begin()
 
-    def replace(self, rows: Sequence[int], fresh: SlotCache) -> None:
-        assert isinstance(fresh, CausalCache)
+    def replace(self, rows: Sequence[int], fresh: Any) -> None:
         super().replace(rows, fresh)
         order = np.full(len(self.position), -1)
         order[list(rows)] = np.arange(len(rows))
@@ -284,7 +282,8 @@ class CausalModel(DecoderOnly):
 
 
 class ClippedTable(nn.Module):
-    """A position table that clips positions beyond its end, as fillers have: MLX would read on without an error."""
+    """A position table that clips positions beyond its end, which mlx-lm's models compute for fillers too: MLX would read
+    on without an error."""
 
     def __init__(self, table: nn.Module):
         super().__init__()

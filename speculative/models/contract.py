@@ -29,9 +29,7 @@ class Model:
 
     config: Any
     text: Any = None  # its text side (speculative/text/text_side.py), which a draft model needs
-    ranks: Any = (
-        None  # the processes that share its layers (speculative/models/ranks.py); None: this one
-    )
+    ranks: Any = None  # the processes that share its layers (ranks.Ranks); None: this one alone
     max_rows: int | None = None  # that it can decode together; None: any number
     fixed_vocabulary = False  # whether it has tokens that its tokenizer does not name, too
     forced_bos_token_id: int | None = None  # the end of `prefix`, unless the user forces another
@@ -124,18 +122,16 @@ def padded(prompts: TokenLists, filler: int) -> tuple[np.ndarray, np.ndarray]:
     return tokens, mask
 
 
-def missing_tokens(
-    rows: TokenLists, lengths: np.ndarray, config: Any
-) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens of each row after the first lengths [B], and their positions: [B, P] each. Rows end at the right edge;
+def missing_tokens(rows: TokenLists, held: np.ndarray, config: Any) -> tuple[np.ndarray, ...]:
+    """The tokens of each row after the first held [B], and their positions: [B, P] each. Rows end at the right edge;
     fillers of shorter rows have the position MASKED."""
-    missing = [row[n:] for row, n in zip(rows, lengths, strict=True)]
+    missing = [row[n:] for row, n in zip(rows, held, strict=True)]
     width = max(map(len, missing))
     tokens = np.full((len(rows), width), config.pad_token_id, np.int32)
     positions = np.full((len(rows), width), MASKED, np.int32)
     for b, row in enumerate(missing):
         tokens[b, width - len(row) :] = row
-        positions[b, width - len(row) :] = np.arange(lengths[b], lengths[b] + len(row))
+        positions[b, width - len(row) :] = np.arange(held[b], held[b] + len(row))
     known = np.where(tokens < config.vocab_size, tokens, config.pad_token_id)
     return known, positions  # a draft model may lack the target's last ids
 

@@ -139,9 +139,7 @@ def convert(
                 raise InputError(f"{output} already exists; --force replaces it")
         with replacing(place) as new:
             size = partial(converted_size, dtype=dtype, quantization=quantization)
-            source = fetch_source(
-                model, revision, base, output, lambda folder, download: size(folder)
-            )
+            source = fetch_source(model, revision, base, output, lambda folder, _: size(folder))
             _check_apart(place, source.folder, source.adapter)
             with _marked(new / "config.json", source):
                 _write(source, new, dtype, quantization)
@@ -153,9 +151,8 @@ def _check_apart(output: Path, *sources: str | Path | None) -> None:
     for source in map(str, filter(None, sources)):
         folder = Path(source).resolve()
         if folder.exists() and output in (folder, *folder.parents):
-            raise InputError(
-                f"{output} would replace its source {source}: choose another --mlx-path"
-            )
+            problem = f"{output} would replace its source {source}"
+            raise InputError(f"{problem}: choose another --mlx-path")
 
 
 @contextmanager
@@ -213,8 +210,8 @@ def convert_again(name: str, output: Path, base: str | None = None) -> Path:
     origin = raw["converted_from"]
     dtype = quantization = None
     if (output / WEIGHTS).exists():  # else mlx-lm keeps those of an adapter's base
-        dtype, stored = raw["dtype"], raw.get("quantization")
-        quantization = stored and Quantization.from_config(stored)
+        dtype = raw["dtype"]
+        quantization = Quantization.from_config(raw)
     if Path(name).resolve() == Path(origin).resolve():
         folder = fetch_source(name, None, base).folder
         _ask(name, base, "conversion", converted_size(folder, dtype, quantization))

@@ -78,9 +78,8 @@ class Attention(nn.Module):
         return (queries * self._scale) @ keys.swapaxes(2, 3)
 
     def attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Mask) -> mx.array:
-        return mx.fast.scaled_dot_product_attention(
-            queries, keys, values, scale=self._scale, mask=mask
-        )
+        attention = mx.fast.scaled_dot_product_attention
+        return attention(queries, keys, values, scale=self._scale, mask=mask)
 
     def __call__(
         self, x: mx.array, keys: mx.array, values: mx.array, mask: Mask, *positions: mx.array
@@ -144,7 +143,6 @@ class Stack(nn.Module):
     which makes what is added to its first layer's input from `previous` in its cache."""
 
     def only(self, indices: Sequence[int]) -> Self:
-        """The same stack with these of its layers."""
         part = copy(self)
         part.layers = [self.layers[i] for i in indices]
         return part
@@ -169,9 +167,6 @@ class Stack(nn.Module):
         return out
 
 
-_TABLES = (nn.Linear, nn.QuantizedLinear, nn.Embedding, nn.QuantizedEmbedding)
-
-
 class NarrowedEmbedding(nn.Module):
     """An embedding that keeps only some of its rows when used as the head."""
 
@@ -190,6 +185,14 @@ class NarrowedEmbedding(nn.Module):
 class LanguageModel(Model, nn.Module):
     """A model with an `embedding` and, unless that is the head as well, a `head`."""
 
+    def known_positions(self, positions: np.ndarray) -> np.ndarray:
+        """Positions to look up in a table, a filler's too. InputError for one beyond the model's last."""
+        known = np.where(positions == MASKED, 0, positions)  # MLX reads beyond a table's end
+        limit = self.config.max_positions
+        if limit and known.max() >= limit:
+            raise InputError(f"the text is longer than the {limit} positions that the model knows")
+        return known
+
     def logits(self, states: mx.array) -> mx.array:
         return self.head(states) if "head" in self else self.embedding.as_linear(states)
 
@@ -197,7 +200,7 @@ class LanguageModel(Model, nn.Module):
         """As the contract says; nothing but the head is copied. It is the linear layer with as many rows as the vocabulary
         or, if there is none, the embedding."""
 
-        def replaced(module: nn.Module, kinds: tuple[type, ...]) -> nn.Module:
+        def replaced(module: nn.Module, *kinds: type) -> nn.Module:
             if isinstance(module, kinds) and len(module.weight) == self.config.vocab_size:
                 rows = copy(module)
                 for name in ("weight", "scales", "biases", "bias"):  # quantized within a row
@@ -207,15 +210,15 @@ class LanguageModel(Model, nn.Module):
                 mx.eval(rows.parameters())
                 return NarrowedEmbedding(module, rows) if hasattr(module, "as_linear") else rows
             parts = {name: part for name, part in module.items() if isinstance(part, nn.Module)}
-            new = {name: replaced(part, kinds) for name, part in parts.items()}
+            new = {name: replaced(part, *kinds) for name, part in parts.items()}
             if all(new[name] is part for name, part in parts.items()):
                 return module
             module = copy(module)
             module.update_modules(new)
             return module
 
-        draft = replaced(self, _TABLES[:2])
-        return draft if draft is not self else replaced(self, _TABLES[2:])
+        draft = replaced(self, nn.Linear, nn.QuantizedLinear)
+        return draft if draft is not self else replaced(self, nn.Embedding, nn.QuantizedEmbedding)
 
 
 class EncoderDecoder(LanguageModel):
@@ -240,9 +243,7 @@ class EncoderDecoder(LanguageModel):
         tokens = np.where(tokens < self.source_vocab_size, tokens, self.config.pad_token_id)
         return self.attend_to(self.encode(mx.array(tokens), mask), mask)
 
-    def attend_to(
-        self, encoded: mx.array, mask: np.ndarray, kind: type[CrossCache] = CrossCache
-    ) -> CrossCache:
+    def attend_to(self, encoded: mx.array, mask: np.ndarray, kind: type = CrossCache) -> CrossCache:
         """A cache, of a class, for sources that are encoded, [B, S, d_model], with their mask [B, S]."""
         readers = [each.get("cross_attention", each.attention) for each in self.decoder.layers]
         return kind([reader.project(encoded) for reader in readers], mask, encoded)
@@ -267,9 +268,7 @@ class EncoderDecoder(LanguageModel):
         S = cache.mask.shape[1]
         scores = dict[int, mx.array]()
 
-        def keep(
-            layer: int, attention: Attention, queries: mx.array, keys: mx.array, *rest: Any
-        ) -> mx.array:
+        def keep(layer: int, attention: Attention, queries: mx.array, keys: mx.array, *rest: Any):
             own = heads[layer]
             own = range(queries.shape[1]) if own is None else own
             shared = queries.shape[1] // keys.shape[1]  # query heads to a key head
@@ -290,11 +289,3 @@ class EncoderDecoder(LanguageModel):
             layer[name].attend = partial(keep, i, layer[name])
         positions = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
         return model.decode(tokens, positions, cache), scores
-
-    def known_positions(self, positions: np.ndarray) -> np.ndarray:
-        """Positions to look up in a table, a filler's too. InputError for one beyond the model's last."""
-        known = np.where(positions == MASKED, 0, positions)  # MLX reads beyond a table's end
-        limit = self.config.max_positions
-        if limit and known.max() >= limit:
-            raise InputError(f"the text is longer than the {limit} positions that the model knows")
-        return known

@@ -31,16 +31,11 @@ def find(name: str, base: str | None = None) -> Path:
     path = converted(name, base)
     if path is None and base is None:
         path = find_mlx_lm_folder(name)
-    if path is None:
-        return _conversion().convert_first(name, base)
-    return _conversion().convert_again(name, path, base) if is_outdated(path) else path
+    if path and not is_outdated(path):
+        return path
+    from speculative.models.conversion import convert_again, convert_first
 
-
-def _conversion() -> Any:
-    """Only where there is something to convert."""
-    from speculative.models import conversion
-
-    return conversion
+    return convert_again(name, path, base) if path else convert_first(name, base)
 
 
 def load(
@@ -68,11 +63,9 @@ def load(
 
 
 def _load_converted(name: str, path: Path, raw: Mapping, ranks: Ranks, split: bool) -> Any:
-    """The model in a converted folder, or this rank's part of it."""
     with errors_name(path):
         family = family_of(raw)
-        stored = raw.get("quantization")
-        quantization = stored and Quantization.from_config(stored)
+        quantization = Quantization.from_config(raw)
         config = family.config.from_dict(raw)
     arrays = map_npz(path / WEIGHTS)
     with errors_name(path / WEIGHTS):

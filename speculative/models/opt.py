@@ -76,7 +76,7 @@ NAMES = replace(
 
 
 def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The checkpoint's tensors under our names: BART's for a decoder that is all there is."""
+    """BART's names for a decoder that is all there is."""
     return {name.removeprefix("decoder."): x for name, x in NAMES.rename(tensors).items()}
 
 
@@ -98,22 +98,18 @@ class OPT(DecoderOnly):
             self.head = nn.Linear(c.d_word, c.vocab_size, bias=False)
 
     def states(self, tokens: mx.array, positions: np.ndarray, cache: SlotCache) -> mx.array:
-        """As the contract says. Positions beyond the last, which only a draft model may get, count as it."""
-        c = self.config
-        places = np.minimum(positions, c.max_positions - 1)  # a filler's position is MASKED
+        known = self.known_positions(positions)
         cache.reserve(positions)
         mask = cache.self_mask()
         x = self.embedding(tokens)
         if "project_in" in self:
             x = self.project_in(x)
-        x = x + self.positions(mx.array(places + bart.FIRST))
+        x = x + self.positions(mx.array(known + bart.FIRST))
         for i, layer in enumerate(self.layers):
             x = layer(x, mask, cache, i)
         if "norm" in self:
             x = self.norm(x)
-        if "project_out" in self:
-            x = self.project_out(x)
-        return x
+        return self.project_out(x) if "project_out" in self else x
 
 
 FAMILY = Family(Config, OPT, rename)

@@ -76,7 +76,6 @@ class StackConfig(BaseConfig):
 
     @classmethod
     def from_layers(cls, raw: Mapping, types: list[str]) -> dict[str, Any]:
-        """The fields of rotary positions."""
         values = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
         theta, scale = rope(values, raw.get("rope_theta", cls.rope_theta))
         return {"rope_theta": theta, "rope_scale": scale}

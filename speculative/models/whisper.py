@@ -50,7 +50,6 @@ class Config(BaseConfig):
 
     @property
     def frames(self) -> int:
-        """Of a window."""
         return 2 * self.max_source_positions
 
     @classmethod

@@ -91,7 +91,6 @@ class BeamBatch:
         self.target.select(self._target_rows(indices))
 
     def _target_rows(self, rows: Sequence[int]) -> list[int]:
-        """The target's rows of these rows' beams."""
         N = self._num_beams
         return [b * N + i for b in rows for i in range(N)]
 

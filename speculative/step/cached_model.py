@@ -92,7 +92,6 @@ class CachedModel:
             self.cache.select([*range(held), *[0] * (batch_size - held)])
 
     def select(self, indices: Sequence[int]) -> None:
-        """Keep only these rows."""
         self._forget_ahead()
         if self.cache:
             self.cache.select(indices)

@@ -52,8 +52,6 @@ class Plan:
 
 @dataclass(frozen=True)
 class Draft:
-    """A drafter's proposals for B rows."""
-
     tokens: mx.array  # [B, k]
     lengths: np.ndarray  # [B], how many of a row's tokens count
     q: mx.array | None = None  # [B, k, V'], their distributions; None: all tokens are certain

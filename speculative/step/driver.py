@@ -41,8 +41,6 @@ class RowBatch(Protocol):
 
 
 class Source(Protocol):
-    """A source of the driver's rows."""
-
     def take(self, count: int, wait: bool) -> list[Row]:
         """Up to `count` rows; with `wait` at least one, unless no more will come."""
 

@@ -18,18 +18,16 @@ _NOT_TEXT |= {"source_lang", "target_lang", "prompt_template"}
 _SAMPLING = {"top_k", "top_p", "min_p", "acceptance"}
 
 
-class RowJournal:
+class RowJournal(Journal):
     """Keeps the finished rows of an output."""
 
     def __init__(self, output: Path, model: str, seeded: bool):
         """model: stamp of the model that writes the texts; seeded: whether the user chose the seed, so that no other sample
         will do. InputError if another run is writing the output."""
-        self._output, self._model, self._seeded = output, model, seeded
-        self._journal = Journal(output)
+        super().__init__(output)
+        self._model, self._seeded = model, seeded
         self._keeps = True
-        self._is_closed = False  # while a row is decoded that another document wants as well
         self._goes_on = False
-        self.has_rows = self._journal.has_entries  # of an earlier run
 
     def attach(self, row: Row) -> Row:
         """The row, which is kept here unless another journal keeps it."""
@@ -38,29 +36,28 @@ class RowJournal:
 
     def replay(self, row: Row) -> bool:
         """Finish a row that has not begun as an earlier run has finished it; return whether one has."""
-        entry = None if self._is_closed else self._journal.take(self._key(row))
+        entry = self.take(self._key(row))
         if entry is None:
             return False
         if not self._goes_on:
             self._goes_on = True
-            reporter.note(f"{self._output}: going on where it was interrupted")
+            reporter.note(f"{self.output}: going on where it was interrupted")
         for each, record in zip([row, *row.others], entry, strict=True):
             each.replay(record)
         return True
 
     def keep(self, row: Row) -> None:
         """Add a finished row. A full disk, for example, ends this: what is not kept would be decoded again."""
-        if self._is_closed or not self._keeps:
+        if not self._keeps:
             return
         try:
-            self._journal.append(self._key(row), [each.record() for each in [row, *row.others]])
+            self.append(self._key(row), [each.record() for each in [row, *row.others]])
         except OSError as error:
             self._keeps = False
             problem = f"{error.filename}: {error.strerror}"
             reporter.note(f"{problem}; from here on an interruption loses work")
 
     def _key(self, row: Row) -> str:
-        """Of what a row's text depends on."""
         unused = _NOT_TEXT if row.options.temp else _NOT_TEXT | _SAMPLING
         options = {name: x for name, x in vars(row.options).items() if name not in unused}
         seed = row.seed if self._seeded else b""
@@ -68,14 +65,9 @@ class RowJournal:
         text = repr((self._model, row.prompt, begin, row.max_tokens, options, seed))
         return blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
-    def remove(self) -> None:
-        """Forget the rows: the output is written."""
-        self._journal.remove()
-
     def close(self) -> None:
-        """Leave the rows, if there are some, to the next run."""
-        self._is_closed = True
-        self._journal.close()
+        self._keeps = False  # a row may be decoded later that another document wants as well
+        super().close()
 
 
 def kept(task: Task, journal: RowJournal) -> Task:

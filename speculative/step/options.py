@@ -25,8 +25,6 @@ MAX_NUMBER = 10**9  # below 2^31, the end of MLX's integers; logits times this s
 
 @dataclass(frozen=True)
 class Values:
-    """The values an option accepts."""
-
     kind: type  # int, float, str, bool, list or dict: the type in flags and JSON
     description: str  # "a text", for example
     accepts: Callable[[Any], bool]
@@ -36,8 +34,6 @@ class Values:
 
 
 class OptionError(InputError):
-    """A value that an option does not accept."""
-
     def __init__(self, name: str, value: Any, values: Values):
         """name: as the one who gave the value calls the option."""
         super().__init__(f"{name} is {repr(value)[:100]}, not {values.description}")
@@ -113,8 +109,6 @@ FUNCTIONS = Values(list, "a list of functions", lambda v: isinstance(v, Iterable
 
 @dataclass(frozen=True)
 class Declared:
-    """The declaration of an option."""
-
     values: Values
     help: str  # N or X, for example, stands for the value
     default: str  # in words
@@ -249,7 +243,6 @@ class Options:
 
 
 def declared_in(kind: Any) -> dict[str, Declared]:
-    """The declarations of a dataclass's fields."""
     return {f.name: f.metadata["declared"] for f in fields(kind) if f.metadata}
 
 

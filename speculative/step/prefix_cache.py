@@ -46,7 +46,6 @@ class PrefixCache:
 
     @property
     def size(self) -> int:
-        """In bytes."""
         return sum(each.size for each in self._prefixes)
 
     def cached_tokens(self, model: Any, prompt: Sequence[int]) -> int:

@@ -47,12 +47,10 @@ class Stats:
 
     @property
     def accepted(self) -> int:
-        """Drafted tokens in the text."""
         return sum(length * steps for length, steps in self.accepted_lengths.items())
 
     @property
     def drafting(self) -> dict[str, int]:
-        """The counts that every report shows."""
         return {name: getattr(self, name) for name in ("target_calls", "draft_tokens", "accepted")}
 
     @property
@@ -230,7 +228,6 @@ class Response:
 
     @property
     def from_draft(self) -> list[bool]:
-        """Per token: the drafter proposed it."""
         return [origin in DRAFTED for origin in self.origins]
 
 

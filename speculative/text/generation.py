@@ -13,25 +13,20 @@ from speculative.step.options import COUNT, OptionError, Options
 FILE = "generation_config.json"
 
 _FORCED = ("forced_bos_token_id", "forced_eos_token_id")  # one or, as in old files, a list
-_OPTIONS = (  # same names as in options.Options
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "bad_words_ids",
-    "suppress_tokens",
-    *_FORCED,
-)
+# Same names as in options.Options
+_OPTIONS = ("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "suppress_tokens")
+_OPTIONS += _FORCED
 _BEAMS = ("length_penalty", "early_stopping")  # used as well if the user asks for beams
 _LENGTHS = {  # (length of the text, length of prefix and text) -> our option
     ("min_new_tokens", "min_length"): "min_tokens",
     ("max_new_tokens", "max_length"): "max_tokens",
 }
-_OFF_AT_0 = (
+# Change nothing
+_OFF = (
     "no_repeat_ngram_size min_length min_new_tokens encoder_no_repeat_ngram_size diversity_penalty"
-).split()
-_OFF_AT_1 = (
-    "repetition_penalty num_beams length_penalty encoder_repetition_penalty guidance_scale num_beam_groups"
-).split()
-_NEUTRAL = dict.fromkeys(_OFF_AT_0, 0) | dict.fromkeys(_OFF_AT_1, 1)  # change nothing
+)
+_ONE = "repetition_penalty num_beams length_penalty encoder_repetition_penalty guidance_scale num_beam_groups"
+_NEUTRAL = dict.fromkeys(_OFF.split(), 0) | dict.fromkeys(_ONE.split(), 1)
 _NOT_DONE = (  # sampling settings are not among them: greedy is the default here
     "num_beams num_beam_groups diversity_penalty begin_suppress_tokens sequence_bias "
     "encoder_no_repeat_ngram_size encoder_repetition_penalty exponential_decay_length_penalty guidance_scale "

@@ -8,8 +8,6 @@ from speculative.common.errors import InputError
 
 
 class LanguageDetector:
-    """Tells the languages of texts apart, by py3langid (langid.py, Lui and Baldwin 2012), where that is installed."""
-
     def __init__(self, codes: Iterable[str]):
         """codes: of the languages. The first of a language's codes, such as zh-Hans and zh-Hant, stands for it."""
         latest_first = reversed([*codes])

@@ -173,7 +173,6 @@ def direction(code: str | None) -> str:
 
 
 def has_spaces(code: str) -> bool:
-    """Whether the language has spaces between words."""
     return script_of(code) not in UNSPACED
 
 

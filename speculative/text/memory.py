@@ -291,7 +291,6 @@ class MemoryFile:
         self._appended = set[int]()  # hashes
 
     def append(self, pair: Pair) -> None:
-        """Add a pair, once."""
         if hash(pair) in self._appended:
             return
         self._appended.add(hash(pair))

@@ -12,7 +12,6 @@ CLAUSE_ENDED = regex.compile(rf"[,;:،、，；：]{_CLOSED}")  # noqa: RUF001
 
 # Without spaces between words: by ISO 15924's codes, and the characters, with their punctuation, in a set of `regex`
 UNSPACED = ("Hans", "Hant", "Hani", "Jpan", "Thai", "Laoo", "Mymr", "Khmr")
-UNSPACED_CHARACTERS = (
-    r"\p{lb=SA}\p{Han}\p{Hiragana}\p{Katakana}\u3001-\u3020\u30fb-\u30ff\uff00-\uff9f"
-)
+_PUNCTUATION = r"\u3001-\u3020\u30fb-\u30ff\uff00-\uff9f"
+UNSPACED_CHARACTERS = rf"\p{{lb=SA}}\p{{Han}}\p{{Hiragana}}\p{{Katakana}}{_PUNCTUATION}"
 RIGHT_TO_LEFT = "Adlm Arab Hebr Mand Nkoo Rohg Samr Syrc Thaa".split()

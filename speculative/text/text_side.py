@@ -80,8 +80,6 @@ def check_prompt(prompt: Any) -> Prompt:
 
 
 class Encoded(NamedTuple):
-    """A prompt in tokens."""
-
     text: str  # the user's
     tokens: list[int]  # what the model reads
     prefix: list[int] | None = None  # what the row begins with; None: the model's own prefix
@@ -247,7 +245,6 @@ class TextSide:
         return replace(prompt, content=messages, template_kwargs=arguments)
 
     def _rendered(self, prompt: Prompt) -> Encoding:
-        """The tokens of a chat."""
         if self.chat is None:
             raise InputError("this model has no chat template")
         if self.languages and prompt.user_text:

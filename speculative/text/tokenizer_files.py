@@ -96,7 +96,6 @@ def from_transformers(kind: str, folder: Path) -> Tokenizer:
 
 
 def read_model(path: Path) -> Any:
-    """A SentencePiece model."""
     from sentencepiece import sentencepiece_model_pb2
 
     format: Any = sentencepiece_model_pb2

@@ -72,7 +72,7 @@ def test_another_row_or_model_takes_nothing(tmp_path, change):
     with journal(tmp_path) as first:
         first.keep(finish(row(), 1))
     with journal(tmp_path, "another model") as second:
-        assert second.has_rows and not second.replay(row())
+        assert second.has_entries and not second.replay(row())
     with journal(tmp_path) as second:
         assert not second.replay(row(**change)) and second.replay(row())
 
