@@ -45,14 +45,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
          help="widen the demo models to these sizes, to time large models without a download; two of "
          f"{', '.join([*SHAPES, *CAUSAL_SHAPES])} (default: {' '.join(USUAL)})")
     flag("--prompt-file", help="one prompt per line (default: the demo's)")
-    flag("--examples", type=cli.positive, default=6,
-         help="how many of the demo's prompts per task (default: %(default)s)")
+    flag("--examples", type=cli.positive, default=6, help="how many of the demo's prompts per task (default: %(default)s)")
     flag("--num-draft", **reading(DRAFT), nargs="+", default=[*range(1, 9), "auto"],
          help="draft lengths (default: 1 to 8, and auto)")
     flag("--drafter", nargs="+", choices=["model", "lookup", "both"],
          help="what drafts (default: model, plus both with auto; lookup without a draft model)")
-    flag("--batch-size", nargs="+", type=cli.positive, default=[1], metavar="B",
-         help="batch sizes (default: 1)")
+    flag("--batch-size", nargs="+", type=cli.positive, default=[1], metavar="B", help="batch sizes (default: 1)")
     flag("--per-turn", type=cli.positive, metavar="N",
          help="the ways of decoding take turns of N prompts; raise it if a prompt takes so little time that noise hides it "
          "(default: the largest batch)")

@@ -23,24 +23,20 @@ def parse_args(argv: list[str] | None = None):
     flag("--model", "--hf-path", type=cli.name, required=True,
          help="a name on the Hugging Face hub, or a folder; an adapter's is merged into the base that it names")
     add_shared(parser, "--adapter-path")
-    flag("--mlx-path", type=cli.path,
-         help="where to write (default: mlx_models/<last part of the name>)")
+    flag("--mlx-path", type=cli.path, help="where to write (default: mlx_models/<last part of the name>)")
     flag("--dtype", choices=DTYPES,
          help="type of the weights (default: float16 for Whisper and for BART's kin except Pegasus, else bfloat16)")
-    flag("-q", "--quantize", action="store_true",
-         help="quantize the weights: smaller, but less precise")
+    flag("-q", "--quantize", action="store_true", help="quantize the weights: smaller, but less precise")
     flag("--q-mode", choices=MODES,
          help="format of quantized weights; keep affine unless you want one of the others, whose bits and groups are "
          "fixed (default: affine)")
-    flag("--q-bits", type=int, choices=BITS,
-         help="bits per weight (default: the mode's; affine: 4)")
+    flag("--q-bits", type=int, choices=BITS, help="bits per weight (default: the mode's; affine: 4)")
     flag("--q-group-size", type=int, choices=GROUP_SIZES,
          help="how many weights share a scale; take a smaller number if outputs get worse: more exact, more memory "
          "(default: the mode's; affine: 64)")
     flag("--revision", type=cli.name, help="branch, tag or commit on the hub")
     flag("--force", action="store_true", help="replace an earlier conversion")
-    flag("--dry-run", action="store_true",
-         help="only say what it would take: bytes to download, memory, and the smallest Mac")
+    flag("--dry-run", action="store_true", help="only say what it would take: bytes to download, memory, and the smallest Mac")
     # fmt: on
     args = parser.parse_args(argv)
     if not args.quantize and (args.q_mode or args.q_bits or args.q_group_size):

@@ -55,8 +55,7 @@ def parse_args(argv: list[str] | None = None):
     flags.add_languages(parser)
     flag("--batch-size", type=cli.positive, default=BATCH_SIZE, metavar="N",
          help="prompts to decode in one batch (default: %(default)s)")
-    flag("--layers", type=cli.positive, default=1, metavar="N",
-         help="decoder layers of the draft model (default: %(default)s)")
+    flag("--layers", type=cli.positive, default=1, metavar="N", help="decoder layers of the draft model (default: %(default)s)")
     flag("--minutes", type=cli.number, default=30, metavar="X",
          help="how long to train at most; it stops earlier once it gains nothing (default: %(default)s)")
     flag("--steps", type=cli.positive, metavar="N", help="train so many steps instead")

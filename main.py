@@ -59,15 +59,13 @@ def add_flags(parser: cli.Parser) -> None:
     flag("--output", "-o", type=cli.path, metavar="FILE",
          help="write the outputs of the prompt file here; if that is interrupted, the same command goes on")
     flag("--force", action="store_true", default=None, help="replace an output that exists")
-    flag("--batch-size", type=cli.positive,
-         help=f"prompts of the file to decode in one batch (default: {BATCH_SIZE})")
+    flag("--batch-size", type=cli.positive, help=f"prompts of the file to decode in one batch (default: {BATCH_SIZE})")
     flag("--chat", action="store_true",
          help="answer prompts typed on the terminal; a model with a chat template keeps the conversation")
     flags.add_shared(parser, "--memory", "--memory-append", "--prefix-cache")
     flags.add_options(parser)
     flag("--system-prompt", metavar="TEXT", help="system prompt, for a model with a chat template")
-    flag("--ignore-chat-template", action="store_true",
-         help="do not put the prompt into the model's chat template")
+    flag("--ignore-chat-template", action="store_true", help="do not put the prompt into the model's chat template")
     flag("--prefill-response", metavar="TEXT", help="the output's beginning, which is not printed")
     flags.add_shared(parser, "--chat-template-config", "--extra-eos-token")
     flag("--json", action="store_true", help="print each output as a JSON object instead of text")

@@ -43,13 +43,11 @@ def parse_args(argv: list[str] | None = None):
     flags.add_shared(parser, *flags.MODELS, "--distill")
     flag("--output", "-o", type=cli.path, metavar="FILE",
          help="the file to write, or a folder for the same names (default: names with the language: a.de.txt)")
-    flag("--encoding", metavar="NAME",
-         help="of documents of text, such as windows-1250 (default: UTF-8, or else a guess)")
+    flag("--encoding", metavar="NAME", help="of documents of text, such as windows-1250 (default: UTF-8, or else a guess)")
     flag("--bilingual", action="store_true", help="keep the source, with its translation below")
     flag("--cue-by-cue", action="store_true", help="subtitles: join no cues into sentences")
     flag("--no-fuzzy", dest="fuzzy", action="store_false", help=".po: do not mark texts as fuzzy")
-    flag("--report", type=cli.path, metavar="FILE",
-         help="write sources beside texts with what to check, tab-separated")
+    flag("--report", type=cli.path, metavar="FILE", help="write sources beside texts with what to check, tab-separated")
     flag("--force", action="store_true", help="replace files that exist")
     flag("--whole", action=argparse.BooleanOptionalAction,
          help="translate paragraphs as a whole, for a model that reads more than a sentence (default: those with a chat template)")
@@ -58,8 +56,7 @@ def parse_args(argv: list[str] | None = None):
     flag("--batch-size", type=cli.positive, default=BATCH_SIZE, metavar="N",
          help="sentences to decode in one batch (default: %(default)s)")
     flags.add_shared(parser, "--memory", "--memory-append")
-    flag("--memory-exact", action="store_true",
-         help="use the memory's text of the same sentence or passage as it is")
+    flag("--memory-exact", action="store_true", help="use the memory's text of the same sentence or passage as it is")
     flags.add_options(parser, without=("logprobs", "num_samples", "reference", "stop"))
     flag("--verbose", action="store_true", help="print statistics to stderr at the end")
     # fmt: on

@@ -198,8 +198,7 @@ class Learner(contract.Learner):
         if not training.steps_done:
             return
         self._is_apart = training.is_worse or self._is_older
-        held_out = training.held_out
-        if self._serves:  # what others ask stays in memory
-            held_out = []
         if not self._is_apart:
+            # What others ask of a server stays in memory
+            held_out = [] if self._serves else training.held_out
             save(training, self._name, self._folder, dtype, held_out)

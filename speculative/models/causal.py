@@ -234,13 +234,21 @@ class CausalModel(DecoderOnly):
         self.model = model
         self._like = check_cache(model)
         self._mask_axes = 4
-        limits = [n for n in (max_positions, _clip_positions(model)) if n]
+        limits = [max_positions]
+        for module in model.modules():
+            if (
+                "wpe" in module
+            ):  # as gpt2 has it; no other architecture of mlx-lm's learns positions
+                module.wpe = ClippedTable(module.wpe)
+                limits.append(len(module.wpe.table.weight))
         self.config = CausalConfig(2**31 - 1, (), 0, None)  # until the model has been tried
         self.max_rows, vocab_size = check(self)
         eos = tuple(sorted(i for i in eos_token_ids if i < vocab_size))
         # Padding never shows in a text, so it must not be a token that does.
         pads = [i for i in (pad_token_id, *eos, 0) if i is not None and i < vocab_size]
-        self.config = CausalConfig(vocab_size, eos, pads[0], min(limits, default=None))
+        self.config = CausalConfig(
+            vocab_size, eos, pads[0], min(filter(None, limits), default=None)
+        )
         # The tokens that begin a user's turn in a chat, for models with states: see causal_loading.py.
         self.user_turn: tuple[int, ...] = ()
 
@@ -291,12 +299,3 @@ class ClippedTable(nn.Module):
 
     def __call__(self, positions: mx.array) -> mx.array:
         return self.table(mx.clip(positions, 0, len(self.table.weight) - 1))
-
-
-def _clip_positions(model: nn.Module) -> int | None:
-    """Clip learned positions; return how many there are, or None if they are not learned."""
-    for module in model.modules():
-        if "wpe" in module:  # as gpt2 has it; no other architecture of mlx-lm's learns positions
-            module.wpe = ClippedTable(module.wpe)
-            return len(module.wpe.table.weight)
-    return None
