@@ -14,7 +14,7 @@ from speculative import blas  # noqa: F401 (before mlx: see there)
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from secrets import randbits
 from typing import Any
@@ -53,23 +53,20 @@ BATCH_SIZE = 8
 _WINDOW = 32  # how many batches of prompts are sorted by length together
 
 
+@dataclass(eq=False)
 class Batch:
     """Rows decoded together, one step at a time: tokens in, tokens out. Its methods: speculative/step/driver.py."""
 
-    def __init__(
-        self,
-        model: Any,
-        drafter: Drafter,
-        options: Options,
-        schedule: Schedule,
-        prefix_cache: PrefixCache | None = None,
-    ):
-        self.target = CachedModel(model, prefix_cache)
-        self.drafter = drafter
-        drafter.follow(self.target)
-        self.schedule = schedule
+    model: Any
+    drafter: Drafter
+    options: Options
+    schedule: Schedule
+    prefix_cache: PrefixCache | None = None
+
+    def __post_init__(self):
+        self.target = CachedModel(self.model, self.prefix_cache)
+        self.drafter.follow(self.target)
         self.rows: list[Row] = []
-        self._options = options
 
     def step(self) -> Step:
         """Draft, verify, accept, keep (Leviathan et al. 2023, arXiv 2211.17192, algorithm 1), for all rows at once."""
@@ -79,7 +76,7 @@ class Batch:
         offered = self.drafter.candidates(contexts)
         candidates = [row.fitting(each) for row, each in zip(self.rows, offered, strict=True)]
         plan = self.schedule.plan(candidates, draft_room, wanted)
-        sampler = sampler_for(self.rows, self._options, self.target.config.vocab_size)
+        sampler = sampler_for(self.rows, self.options, self.target.config.vocab_size)
         draft = self.drafter.draft(contexts, plan, sampler)  # d_1 .. d_k ~ q
         logits = self.target(contexts, draft.tokens, draft.lengths)  # p_1 .. p_k+1, in one call
         logits = sampler.process(logits, [draft.tokens])  # penalties, bans

@@ -21,7 +21,7 @@ def costs(times: CallTimes) -> dict[str, Any]:
     costs = {"step_ms": 1e3 * step, "verify_cost": calls}
     verify = ", ".join(f"{n}: {cost:.2f}" for n, cost in calls.items())
     print(f"A step takes {1e3 * step:.1f} ms. A target call by its tokens, in steps: {verify}.")
-    if times.has_draft:
+    if times.draft:
         costs["draft_cost"] = times["draft"] / step
         print(f"A token of the draft model costs {costs['draft_cost']:.3f} steps.")
     print()

@@ -35,6 +35,7 @@ def name_of(path: str) -> str:
     return "standard input" if path == "-" else cli.one_line(path)
 
 
+@dataclass(eq=False)
 class PromptFile:
     """An iterator over the prompts of a file, one a line, which reads lines as needed.
 
@@ -43,28 +44,24 @@ class PromptFile:
     after `report(number, reason)`; there lines count from 1.
     """
 
-    def __init__(
-        self,
-        path: str,
-        report: Callable[[int, str], None],
-        ranks: Ranks = ALONE,
-        prepare: Callable[[Content], Content | None] = check_prompt,
-    ):
-        """path: "-" for standard input; prepare: makes a prompt of what a line has, None: to be passed over, or raises
-        InputError"""
-        self.name = name_of(path)
-        self._path = path
-        self._report = report
-        self._prepare = prepare
-        self._lines = ranks.lines(self._open)
-        self._is_json = True if path.endswith((".jsonl", ".json")) else None  # None: not known yet
+    path: str  # "-": standard input
+    report: Callable[[int, str], None]
+    ranks: Ranks = ALONE
+    # Makes a prompt of what a line has, None: to be passed over, or raises InputError
+    prepare: Callable[[Content], Content | None] = check_prompt
+
+    def __post_init__(self):
+        self.name = name_of(self.path)
+        self._lines = self.ranks.lines(self._open)
+        # None: not known yet
+        self._is_json = True if self.path.endswith((".jsonl", ".json")) else None
         self._next: Content | None = None
         self.line_numbers: list[int] = []  # of the prompts
         self._unanswered: dict[int, Content] = {}  # by line
         self.lines = self.bad_lines = 0
 
     def _open(self) -> "BinaryIO | Arriving":
-        path = os.dup(sys.stdin.fileno()) if self._path == "-" else self._path
+        path = os.dup(sys.stdin.fileno()) if self.path == "-" else self.path
         file = open(path, "rb")  # noqa: SIM115
         return file if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else Arriving(file)
 
@@ -104,7 +101,7 @@ class PromptFile:
         if self._is_json is None and line.strip():
             self._is_json = bool(_OBJECT.match(line))
         try:
-            return self._prepare(_prompt_of(line, bool(self._is_json)))
+            return self.prepare(_prompt_of(line, bool(self._is_json)))
         except InputError as error:
             self._reject(number, str(error))
             return None
@@ -121,7 +118,7 @@ class PromptFile:
 
     def _reject(self, line: int, reason: str) -> None:
         self.bad_lines += 1
-        self._report(line + 1, reason)
+        self.report(line + 1, reason)
 
     def answers(
         self,

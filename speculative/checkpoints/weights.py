@@ -3,10 +3,11 @@ memory at a time."""
 
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -58,11 +59,8 @@ class Quantization:
                 raise InputError(f"{field} is {value!r}, but the mode {self.mode} needs {listed}")
 
     @classmethod
-    def from_config(cls, raw: Mapping) -> "Quantization | None":
-        """From a converted config.json; None if its weights are not quantized."""
-        values = raw.get("quantization")
-        if not values:
-            return None
+    def from_config(cls, values: Any) -> "Quantization":
+        """From what a converted config.json has under "quantization"."""
         if not isinstance(values, dict) or not values.keys() <= {"mode", "bits", "group_size"}:
             raise InputError(f"config.json: unknown quantization {values!r}")
         return cls(**values)

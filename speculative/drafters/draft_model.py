@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
@@ -20,28 +20,24 @@ from speculative.step.row import Row
 from speculative.step.sampling import Greedy, Sampler
 
 
+@dataclass(eq=False)
 class ModelDrafter(Drafter):
     """Drafts with a smaller model, token by token, or copies, as the plan says: per row, in one batch. It prefills a prompt
     when it first drafts for it. A candidate's state says how the row's last draft fared, because texts stay easy or hard
     for a while."""
 
-    def __init__(
-        self,
-        model: Model,
-        vocab_size: int | None = None,
-        vocabulary: DraftVocabulary | None = None,
-        prefix_cache: PrefixCache | None = None,
-        lookup: Drafter | None = None,
-    ):
-        """vocab_size: ids from here on are never proposed: the target does not share them.
-        vocabulary: the tokens to score; None: all of them. lookup: the drafter of the copies; None: there are none."""
-        self._lookup = lookup or Drafter()
-        self._full_model = model
-        self._learner = model.learner
-        self._model = CachedModel(model, prefix_cache=prefix_cache)
-        self._vocab_size = vocab_size or model.config.vocab_size
+    model: Model
+    vocab_size: int | None = (
+        None  # ids from here on are never proposed: the target does not share them
+    )
+    vocabulary: DraftVocabulary | None = None  # the tokens to score; None: all of them
+    prefix_cache: PrefixCache | None = None
+    lookup: Drafter = field(default_factory=Drafter)  # of the copies
+
+    def __post_init__(self):
+        self._learner = self.model.learner
+        self._cached = CachedModel(self.model, self.prefix_cache)
         self._broadcast: Callable[[Any], Any] = np.array  # see CachedModel
-        self._vocabulary = vocabulary
         self._narrowed: Narrowed | None = None
         # Rows without a prefill so far, with how many tokens that takes
         self._to_prefill: dict[Row, int] = {}
@@ -50,31 +46,31 @@ class ModelDrafter(Drafter):
 
     def follow(self, target: CachedModel) -> None:
         self._broadcast = target.broadcast
-        if self._full_model.target_states:
-            self._model = DistilledModel(self._full_model, target)
+        if self.model.target_states:
+            self._cached = DistilledModel(self.model, target)
 
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
         if len(new) == len(batch):
-            self._model.cache = None
-        self._model.resize(len(batch))
+            self._cached.cache = None
+        self._cached.resize(len(batch))
         super().admit(batch, new)
-        self._lookup.admit(batch, new)
+        self.lookup.admit(batch, new)
         for b in new:
-            self._to_prefill[batch[b]] = self._model.missing_of(batch[b].prompt)
+            self._to_prefill[batch[b]] = self._cached.missing_of(batch[b].prompt)
         self._to_prefill = {row: n for row, n in self._to_prefill.items() if row in batch}
         self._last_outcome = {row: self._last_outcome.get(row, "new") for row in batch}
-        if self._vocabulary:
+        if self.vocabulary:
             languages = {row.options.target_lang for row in batch}
-            self._narrowed = self._vocabulary.narrowed(languages)
-            self._model.model = self._narrowed.model if self._narrowed else self._full_model
+            self._narrowed = self.vocabulary.narrowed(languages)
+            self._cached.model = self._narrowed.model if self._narrowed else self.model
 
     def select(self, indices: Sequence[int]) -> None:
         super().select(indices)
-        self._lookup.select(indices)
-        self._model.select(indices)
+        self.lookup.select(indices)
+        self._cached.select(indices)
 
     def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:
-        offered = self._lookup.candidates(contexts)
+        offered = self.lookup.candidates(contexts)
         if not self._learner or self._learner.version:
             self._offer(contexts, offered)
         # Matches that may be chance come after the model.
@@ -82,12 +78,12 @@ class ModelDrafter(Drafter):
 
     def _offer(self, contexts: TokenLists, offered: list[list[Candidate]]) -> None:
         """Add the model's candidates to what is offered for the rows."""
-        config = self._model.config
+        config = self._cached.config
         drafter = "narrowed" if self._narrowed else "model"
         if self._learner:  # the schedule judges a better version anew
             drafter += f" {self._learner.version}"
-        missing = self._model.missing(contexts)
-        missing[missing <= self._model.MAX_MISSING] = 0
+        missing = self._cached.missing(contexts)
+        missing[missing <= self._cached.MAX_MISSING] = 0
         rows = zip(self._batch, contexts, missing.tolist(), offered, strict=True)
         for row, context, lacking, candidates in rows:
             length = (config.max_positions or UNBOUNDED) - len(context)
@@ -99,7 +95,7 @@ class ModelDrafter(Drafter):
 
     def draft(self, contexts: TokenLists, plan: Plan, sampler: Greedy | Sampler) -> Draft:
         modelled = plan.modelled
-        copies = self._lookup.draft(contexts, plan.only(~modelled), sampler)
+        copies = self.lookup.draft(contexts, plan.only(~modelled), sampler)
         self._lengths = np.where(modelled, plan.limits, 0)
         if not self._lengths.any():
             return copies
@@ -118,14 +114,14 @@ class ModelDrafter(Drafter):
         lacking = any(candidate and candidate.missing for candidate in plan.candidates)
         prefill_seconds = self._prefill(contexts) if lacking else 0.0
         positions = following(contexts, plan.limits)
-        logits = self._model.begin(contexts, [row.prefix_size for row in self._batch])
+        logits = self._cached.begin(contexts, [row.prefix_size for row in self._batch])
         drafted: list[mx.array] = []
         distributions: list[Any] = []  # None where the sampler is greedy
-        monitor = _ConfidenceMonitor(plan, self._model.config.eos_token_ids, self._broadcast)
+        monitor = _ConfidenceMonitor(plan, self._cached.config.eos_token_ids, self._broadcast)
         while True:
             if self._narrowed:
                 logits = self._narrowed.widened(logits)
-            logits = logits[:, : self._vocab_size]
+            logits = logits[:, : self.vocab_size]
             token, distribution = sampler.propose(logits, drafted)
             mx.async_eval(token)  # runs while the host prepares the next
             drafted.append(token[:, None])
@@ -133,7 +129,7 @@ class ModelDrafter(Drafter):
             n = len(drafted)
             if n == positions.shape[1] or monitor.stops(logits, token):
                 break  # the model need not see the last token
-            logits = self._model.feed(drafted[-1], positions[:, n - 1 : n])
+            logits = self._cached.feed(drafted[-1], positions[:, n - 1 : n])
         self._lengths = np.minimum(monitor.lengths, len(drafted))
         longest = self._lengths.max()
         q = None if distributions[0] is None else mx.stack(distributions[:longest], axis=1)
@@ -145,17 +141,17 @@ class ModelDrafter(Drafter):
         began = time.perf_counter()
         new = [b for b, row in enumerate(self._batch) if contexts[b] and row in self._to_prefill]
         if new:
-            self._model.admit(len(self._batch), new, [self._batch[b].prompt for b in new])
+            self._cached.admit(len(self._batch), new, [self._batch[b].prompt for b in new])
             for b in new:
                 del self._to_prefill[self._batch[b]]
-        self._model.catch_up(contexts)
+        self._cached.catch_up(contexts)
         return float(self._broadcast(time.perf_counter() - began))
 
     def keep(self, n: np.ndarray) -> None:
         if not self._lengths.any():
             return
         # The last proposal was never fed: `SlotCache.keep` keeps at most what was written.
-        self._model.keep(np.where(self._lengths, n, 0))
+        self._cached.keep(np.where(self._lengths, n, 0))
         for row, accepted, length in zip(self._batch, n, self._lengths, strict=True):
             if length:
                 outcome = "whole" if accepted == length else "part"
@@ -165,11 +161,11 @@ class ModelDrafter(Drafter):
         for row in done:
             b = self._batch.index(row)
             if not self._to_prefill.pop(row, 0):
-                self._model.remember(b, row.tokens)
-            if self._vocabulary:
-                self._vocabulary.learn(row.generated, row.options.target_lang)
+                self._cached.remember(b, row.tokens)
+            if self.vocabulary:
+                self.vocabulary.learn(row.generated, row.options.target_lang)
             if self._learner:
-                self._learner.finished(row, self._model.seen(b, row.tokens))
+                self._learner.finished(row, self._cached.seen(b, row.tokens))
         if self._learner and not done:  # what has finished is in the journal by now
             self._learner.between_steps(len(self._batch))
 

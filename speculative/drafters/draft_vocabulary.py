@@ -26,37 +26,33 @@ class Narrowed:
         return wide
 
 
+@dataclass(eq=False)
 class DraftVocabulary:
     """The tokens that a draft model scores (after FR-Spec, arXiv 2502.14856, and VocabTrim, arXiv 2506.22694): given ones, or
     those that the target has written so far, by target language. The target can still write all the others."""
 
-    def __init__(
-        self,
-        model: Any,
-        size: int,
-        tokens: Collection[int] | None = None,
-        complete: Callable[[Collection[int]], Collection[int]] = lambda tokens: tokens,
-    ):
-        """size: the target lacks ids from here on; tokens: None to learn them; complete: adds tokens that any text may need."""
-        self._model = model
-        self._size = size
-        self._given = tokens
-        self._complete = complete
-        self._written: defaultdict[str | None, Counter[int]] = defaultdict(Counter)
+    model: Any
+    size: int  # the target lacks ids from here on
+    tokens: Collection[int] | None = None  # None: learn them
+    # Adds tokens that any text may need
+    complete: Callable[[Collection[int]], Collection[int]] = lambda tokens: tokens
+
+    def __post_init__(self):
+        self._written = defaultdict[str | None, Counter[int]](Counter)
         self._made: Narrowed | None = None
         self._languages: Collection[str | None] = ()  # of what was made
         self._misses = 0  # since then
-        if tokens is not None:
-            self._make(tokens)
+        if self.tokens is not None:
+            self._make(self.tokens)
 
     def __str__(self) -> str:
         if not self._made:
             return "draft vocabulary: all tokens, as many new ones came"
-        return f"draft vocabulary: {len(self._made.tokens):,} of {self._size:,} tokens"
+        return f"draft vocabulary: {len(self._made.tokens):,} of {self.size:,} tokens"
 
     def narrowed(self, languages: Collection[str | None]) -> Narrowed | None:
         """The model for rows of these target languages; None: use the whole model."""
-        if self._given is not None:
+        if self.tokens is not None:
             return self._made
         counts = [self._written[language] for language in languages]
         if not all(map(_new_are_rare, counts)):
@@ -73,14 +69,14 @@ class DraftVocabulary:
         tokens = list(tokens)
         if self._made:
             self._misses += sum(token not in self._made.tokens for token in tokens)
-        if self._given is None:
+        if self.tokens is None:
             self._written[language].update(tokens)
 
     def _make(self, tokens: Collection[int]) -> None:
-        scored = sorted(token for token in self._complete(tokens) if token < self._size)
+        scored = sorted(token for token in self.complete(tokens) if token < self.size)
         ids = mx.array(scored, mx.int32)
         self._misses = 0
-        self._made = Narrowed(self._model.narrowed(ids), frozenset(scored), ids, self._size)
+        self._made = Narrowed(self.model.narrowed(ids), frozenset(scored), ids, self.size)
 
 
 def _new_are_rare(written: Counter[int]) -> bool:

@@ -2,6 +2,7 @@
 (aggressive decoding, Ge et al. 2022, arXiv 2205.10350; prompt lookup)."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from speculative.drafters.drafter import Drafter
@@ -132,19 +133,14 @@ class PromptMatcher:
         return tokens
 
 
+@dataclass(eq=False)
 class PromptLookup(Drafter):
     """Drafts by copying from a row's reference, its prompt and its text so far."""
 
-    def __init__(
-        self,
-        piece: Callable[[int], str] = lambda token: "▁",
-        to_target: Callable[[int], int] | None = int,
-    ):
-        """piece: the text of a token as the vocabulary has it; by default each token is a word.
-        to_target: maps a prompt's token to the text's vocabulary; None: copy only from references."""
-        self._piece = piece
-        self._to_target = to_target
-        self._matchers: dict[Row, list[PromptMatcher]] = {}  # the texts to copy from
+    piece: Callable[[int], str] = lambda token: "▁"  # see PromptMatcher; each token is a word
+    # Maps a prompt's token to the text's vocabulary; None: copy only from references
+    to_target: Callable[[int], int] | None = int
+    _matchers: dict[Row, list[PromptMatcher]] = field(default_factory=dict)  # texts to copy from
 
     def admit(self, batch: Sequence[Row], new: Sequence[int]) -> None:
         super().admit(batch, new)
@@ -152,9 +148,9 @@ class PromptLookup(Drafter):
         for row in (batch[b] for b in new):
             matchers = []
             if row.reference:
-                matchers.append(PromptMatcher(row.reference, self._piece, reference=True))
-            if self._to_target:
-                matchers.append(PromptMatcher(list(map(self._to_target, row.prompt)), self._piece))
+                matchers.append(PromptMatcher(row.reference, self.piece, reference=True))
+            if self.to_target:
+                matchers.append(PromptMatcher(list(map(self.to_target, row.prompt)), self.piece))
             self._matchers[row] = matchers
 
     def candidates(self, contexts: TokenLists) -> list[list[Candidate]]:

@@ -210,8 +210,8 @@ def convert_again(name: str, output: Path, base: str | None = None) -> Path:
     origin = raw["converted_from"]
     dtype = quantization = None
     if (output / WEIGHTS).exists():  # else mlx-lm keeps those of an adapter's base
-        dtype = raw["dtype"]
-        quantization = Quantization.from_config(raw)
+        dtype, stored = raw["dtype"], raw.get("quantization")
+        quantization = stored and Quantization.from_config(stored)
     if Path(name).resolve() == Path(origin).resolve():
         folder = fetch_source(name, None, base).folder
         _ask(name, base, "conversion", converted_size(folder, dtype, quantization))

@@ -65,7 +65,8 @@ def load(
 def _load_converted(name: str, path: Path, raw: Mapping, ranks: Ranks, split: bool) -> Any:
     with errors_name(path):
         family = family_of(raw)
-        quantization = Quantization.from_config(raw)
+        stored = raw.get("quantization")
+        quantization = stored and Quantization.from_config(stored)
         config = family.config.from_dict(raw)
     arrays = map_npz(path / WEIGHTS)
     with errors_name(path / WEIGHTS):

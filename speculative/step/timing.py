@@ -4,6 +4,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -15,24 +16,21 @@ _TOKEN = 7  # any token: only the time matters
 _DRAFTED = 5  # tokens per timed draft
 
 
+@dataclass(eq=False)
 class CallTimes:
     """The seconds of model calls. Target and draft model take turns, as in a step: neither finds its own data in the caches."""
 
-    def __init__(
-        self,
-        target: Model,
-        draft: Model | None,
-        prompt: Sequence[int],
-        widths: Sequence[int],
-        rows: int = 1,
-        chained: int = 1,
-    ):
-        """widths: tokens of a row in a target call; chained: target calls, each of which needs the last one's result"""
-        self.widths = widths
-        self.has_draft = draft is not None
-        self._chained = chained
-        self._caches = [(model, model.start([prompt] * rows)) for model in (target, draft) if model]
-        self._seconds: dict[object, list[float]] = defaultdict(list)
+    target: Model
+    draft: Model | None
+    prompt: Sequence[int]
+    widths: Sequence[int]  # tokens of a row in a target call
+    rows: int = 1
+    chained: int = 1  # target calls, each of which needs the last one's result
+
+    def __post_init__(self):
+        models = [model for model in (self.target, self.draft) if model]
+        self._caches = [(model, model.start([self.prompt] * self.rows)) for model in models]
+        self._seconds = defaultdict[object, list[float]](list)
         self.measure()  # warms up
         self._seconds.clear()
 
@@ -41,7 +39,7 @@ class CallTimes:
             target, *draft = self._caches
             for cached in draft:
                 self._seconds["draft"].append(_seconds(*cached, 1, _DRAFTED))
-            self._seconds[width].append(_seconds(*target, width, self._chained))
+            self._seconds[width].append(_seconds(*target, width, self.chained))
 
     def __getitem__(self, name: object) -> float:
         """Median seconds of a target call on `name` tokens or of a "draft" token."""

@@ -181,7 +181,7 @@ def test_one_vocabulary_has_two_tokenizers(bart_folders, tmp_path):
     assert begun.tokens == [*model.prefix([]), *written[:-1]]
     drafter = decoder.drafter(Options(lookup=True))
     drafter.admit([row], [0])
-    assert [x.text for x in drafter._lookup._matchers[row]] == [row.reference, row.prompt]
+    assert [x.text for x in drafter.lookup._matchers[row]] == [row.reference, row.prompt]
     plain = decoder.batch_generate(prompts, num_draft=0, max_tokens=20)
     drafted = decoder.batch_generate(prompts, num_draft=4, lookup=True, max_tokens=20)
     assert [x.tokens for x in drafted] == [x.tokens for x in plain]

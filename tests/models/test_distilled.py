@@ -105,7 +105,7 @@ def test_every_accepted_token_is_read_with_the_targets_state(prefix, monkeypatch
     compared = 0
     while not all(row.finish_reason for row in driver.batch.rows):
         driver.advance()
-        cache = drafter._model.cache
+        cache = drafter._cached.cache
         for b, row in enumerate(driver.batch.rows):
             if row.finish_reason or not cache:
                 continue
