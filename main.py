@@ -160,7 +160,7 @@ def run_command(args, ranks: Ranks) -> None:
     flags.check_apart(args, [("--output", args.output)])
     memory_file = MemoryFile(args.memory) if args.memory_append else None  # created if needed
     models = Models.of(args)
-    decoder = open_decoder(models, options, ranks, args.verbose)
+    decoder = open_decoder(models, options, ranks)
     prompt_format = decoder.text.prompt_format(
         args.system_prompt, args.chat_template_config, args.ignore_chat_template, args.prefill_response
     )  # fmt: skip

@@ -91,10 +91,9 @@ class T5Stack(Stack):
 
     def __init__(self, c: Config, num_layers: int, *sublayers: str):
         super().__init__()
-        self.relative_bias = [
-            nn.Embedding(c.relative_attention_num_buckets, c.num_heads)
-            for _ in range(num_layers if c.bias_per_layer else 1)
-        ]
+        biases = num_layers if c.bias_per_layer else 1
+        sizes = c.relative_attention_num_buckets, c.num_heads
+        self.relative_bias = [nn.Embedding(*sizes) for _ in range(biases)]
         self.layers = [T5Layer(c, *sublayers) for _ in range(num_layers)]
         self.norm = Norm(c.d_model, c.layer_norm_epsilon)
 

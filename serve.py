@@ -136,8 +136,8 @@ def model_names(model: str | Path, given: Iterable[str | None]) -> list[str]:
     return [DEFAULT_NAME, *named, *map(model_id, named)]
 
 
-def text_decoder(models: Models, options: Options, verbose: bool) -> SpeculativeDecoder:
-    decoder = open_decoder(models, options, verbose=verbose, serves=True)
+def text_decoder(models: Models, options: Options) -> SpeculativeDecoder:
+    decoder = open_decoder(models, options, serves=True)
     note_alone(decoder)
     with suppress(InputError):  # without llguidance, only what asks for it is refused
         _ = decoder.maker.grammars.ready
@@ -158,7 +158,7 @@ def make_api(args, options: Options, address: str) -> Api:
         names += OPENAI_NAMES
         options = replace(options, lookup=False)
     else:
-        decoder = text_decoder(models, options, args.verbose)
+        decoder = text_decoder(models, options)
     prompt_format = decoder.text.prompt_format(template_kwargs=args.chat_template_config)
     hosts = allowed_hosts(args.host, address, args.allowed_hosts)
     name = args.served_model_name or model_id(models.model)

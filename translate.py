@@ -87,7 +87,7 @@ def run_command(args) -> None:
     glossary = load_memory(args.terms, reporter.note) if args.terms else None
     memory_file = MemoryFile(args.memory) if args.memory_append else None  # created if needed
     models = Models.of(args)
-    decoder = open_decoder(models, options, verbose=args.verbose)
+    decoder = open_decoder(models, options)
     summary = Summary()
     translator = Translator(
         decoder, options, args.batch_size, args.whole,

@@ -46,6 +46,7 @@ class Models:
     prefix_cache: float | None = None  # bytes; None: SpeculativeDecoder's default
     extra_eos_token: tuple[str, ...] | None = None
     distill: Path | None = None  # the folder of a draft model that learns; Path(): the usual one
+    verbose: bool = False  # say which settings of its own a model applies
 
     @classmethod
     def of(cls, args: argparse.Namespace, demo: str = "") -> "Models":
@@ -64,11 +65,7 @@ class Models:
 
 
 def open_decoder(
-    models: Models,
-    options: Options,
-    ranks: Ranks = ALONE,
-    verbose: bool = False,
-    serves: bool = False,
+    models: Models, options: Options, ranks: Ranks = ALONE, serves: bool = False
 ) -> SpeculativeDecoder:
     """Load the models, the memory and the draft vocabulary, with notes as in `_note_settings`. serves: for serve.py"""
     model, tokenizer = load(models.model, ranks.group)
@@ -89,7 +86,7 @@ def open_decoder(
     note_types(model, draft)
     memory = load_memory(models.memory, reporter.note) if models.memory else None
     decoder = SpeculativeDecoder(model, tokenizer, draft, memory, vocabulary, models.prefix_cache)
-    _note_settings(decoder, options, verbose, serves)
+    _note_settings(decoder, options, models.verbose, serves)
     return decoder
 
 

@@ -31,6 +31,7 @@ from speculative.checkpoints.names import equal
 from speculative.checkpoints.tensors import Tensor, to_mlx, to_numpy
 from speculative.common.errors import InputError
 
+Tensors = Mapping[str, Tensor]
 _WRAPPER = re.compile(r"^base_model\.model\.|\.(?:modules_to_save|token_adapter)(?=\.)")
 # What the adapter was trained on, of which a file has what has grown with the vocabulary
 _FROZEN = re.compile(r"(?:base_layer|original_module)\.((?:.+\.)?)(weight|bias)$")
@@ -146,9 +147,7 @@ class _Change(NamedTuple):
     of: Callable[[Tensor], Tensor]
 
 
-def merge(
-    adapter: Path, base: Mapping[str, Tensor], config: Mapping
-) -> tuple[dict[str, Tensor], dict]:
+def merge(adapter: Path, base: Tensors, config: Mapping) -> tuple[dict[str, Tensor], dict]:
     """The base's tensors, the changed ones in float32, and its config.json with the size of a vocabulary that has grown."""
     raw = read_json(adapter / ADAPTER)
     modules: dict[str, dict[str, Tensor]] = defaultdict(dict)
@@ -193,7 +192,7 @@ def _is(name: str, end: str) -> bool:
     return f".{name}".endswith(f".{end}")
 
 
-def _in_base(base: Mapping[str, Tensor], name: str) -> str:
+def _in_base(base: Tensors, name: str) -> str:
     bare = {other: other.replace("text_model.", "") for other in base}  # in T5Gemma 2's class alone
     wanted = name.replace("text_model.", "")
     names = [other for other, end in bare.items() if _is(end, wanted) or _is(wanted, end)]
@@ -202,11 +201,11 @@ def _in_base(base: Mapping[str, Tensor], name: str) -> str:
     return names[0]
 
 
-def _embeddings(tensors: Mapping[str, Tensor]) -> list[str]:
+def _embeddings(tensors: Tensors) -> list[str]:
     return [name for name in tensors if _EMBEDDING.fullmatch(name.removesuffix(".weight"))]
 
 
-def _untied(base: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
+def _untied(base: Tensors, head: str) -> dict[str, Tensor]:
     """The base's tensors with an embedding for each stack and a head, which are the modules that PEFT changes."""
     tensors = dict(base)
     for name in _embeddings(base):
@@ -220,11 +219,7 @@ def _untied(base: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
 
 
 def _changes(
-    module: str,
-    parts: Mapping[str, Tensor],
-    base: Mapping[str, Tensor],
-    raw: Mapping,
-    config: Mapping,
+    module: str, parts: Tensors, base: Tensors, raw: Mapping, config: Mapping
 ) -> Iterator[_Change]:
     weight = f"{module}.weight"
     is_own = any(f"{ending}." in f"{module}." for ending in raw.get("modules_to_save") or [])

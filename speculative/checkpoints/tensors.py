@@ -124,11 +124,7 @@ def stored_members(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def write_npz_member(
-    archive: zipfile.ZipFile,
-    name: str,
-    dtype: np.dtype,
-    shape: tuple[int, ...],
-    blocks: Iterable[np.ndarray],
+    archive: zipfile.ZipFile, name: str, dtype: np.dtype, shape: tuple, blocks: Iterable[np.ndarray]
 ) -> None:
     """Append the array `name` to `archive`, given in C order as `blocks` along its first axis."""
     # MLX expects exactly three characters in the dtype string.

@@ -174,13 +174,7 @@ class Layer(encoder_decoder.Layer):
     """c: d_model, norm_first and activation. bias: of linear layers; affine: norms have weights and biases."""
 
     def __init__(
-        self,
-        c: Any,
-        num_heads: int,
-        ffn_dim: int,
-        *attentions: str,
-        bias: bool = True,
-        affine: bool = True,
+        self, c: Any, num_heads: int, ffn_dim: int, *attentions: str, bias=True, affine=True
     ):
         super().__init__()
         width = c.d_model // num_heads

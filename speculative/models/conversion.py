@@ -257,7 +257,7 @@ def _write(
                 stored, raw = merge(source.adapter, stored, raw)
         tensors = family.rename(stored)
         config = family.config.from_hub(raw, tensors)
-        model = build(family, config, tensors)
+        model = build(family.model(config), tensors)
         if dtype is None:
             dtype = family.dtype
             if mx.default_device() == mx.cpu:

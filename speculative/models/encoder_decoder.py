@@ -42,26 +42,18 @@ def activation(name: str) -> Sublayer:
 
 
 class Attention(nn.Module):
-    """Multi-head attention. source_dims: the width of the input of keys and values, if it is not `dims`."""
+    """Multi-head attention."""
 
     def __init__(
-        self,
-        dims: int,
-        num_heads: int,
-        head_width: int,
-        scale: float = 1.0,
-        bias: bool = False,
-        key_heads: int | None = None,  # None: one for each query head
-        source_dims: int | None = None,
+        self, dims: int, num_heads: int, head_width: int, scale: float = 1.0, bias: bool = False
     ):
         super().__init__()
         self.head_width = head_width
         self._scale = scale
         inner = num_heads * head_width
-        inner_keys = (key_heads or num_heads) * head_width
         self.query = nn.Linear(dims, inner, bias)
-        self.key = nn.Linear(source_dims or dims, inner_keys, bias)
-        self.value = nn.Linear(source_dims or dims, inner_keys, bias)
+        self.key = nn.Linear(dims, inner, bias)
+        self.value = nn.Linear(dims, inner, bias)
         self.out = nn.Linear(inner, dims, bias)
 
     def heads(self, name: str, x: mx.array, *positions: mx.array) -> mx.array:
@@ -148,11 +140,7 @@ class Stack(nn.Module):
         return part
 
     def __call__(
-        self,
-        x: mx.array,
-        masks: Sequence[Mask],
-        cache: CrossCache | None = None,
-        *positions: mx.array,
+        self, x: mx.array, masks: Sequence[Mask], cache: Any = None, *positions: mx.array
     ) -> mx.array:
         """masks: one per layer. cache: the decoder's."""
         if "mix" in self and cache and cache.previous is not None:

@@ -70,7 +70,7 @@ def _load_converted(name: str, path: Path, raw: Mapping, ranks: Ranks, split: bo
         config = family.config.from_dict(raw)
     arrays = map_npz(path / WEIGHTS)
     with errors_name(path / WEIGHTS):
-        model: Any = build(family, config, arrays, quantization)
+        model = build(family.model(config), arrays, quantization)
     if split and ranks.group and ranks.size > 1:
         check_ranks(model, quantization, ranks.size)
         shard(model, ranks.group)

@@ -41,9 +41,7 @@ def wired_memory() -> Iterator[None]:
         mx.set_wired_limit(before)
 
 
-def load_weights(
-    name: str, folder: Path, weights: Mapping[str, Any], load: Callable[[Any], Any]
-) -> dict[str, Any]:
+def load_weights(name: str, folder: Path, weights: Mapping, load: Callable) -> dict[str, Any]:
     """load(weight) of each weight of the model in a folder, with a bar. InputError if memory does not suffice."""
     size = sum(weight.nbytes for weight in weights.values())
     used = mx.get_active_memory()

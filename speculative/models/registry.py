@@ -8,7 +8,6 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from speculative.checkpoints.config import BaseConfig
 from speculative.checkpoints.weights import Quantization
 from speculative.common.errors import InputError
 from speculative.models.family import Family
@@ -66,14 +65,8 @@ def check_head(raw: Mapping) -> None:
         raise InputError(f"a {name} is for other tasks: it cannot generate text")
 
 
-def build(
-    family: Family,
-    config: BaseConfig,
-    weights: Mapping[str, Any],
-    quantization: Quantization | None = None,
-) -> nn.Module:
-    """A model for weights, arrays or tensors, of these names and shapes; nothing is allocated. InputError names misfits."""
-    model = family.model(config)
+def build(model: Any, weights: Mapping, quantization: Quantization | None = None) -> Any:
+    """The model for weights, arrays or tensors, of these names and shapes; nothing is allocated. InputError names misfits."""
     if quantization:
         nn.quantize(model, **vars(quantization), class_predicate=quantization.covers)
     try:

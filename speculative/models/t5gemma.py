@@ -173,8 +173,10 @@ class Attention(encoder_decoder.Attention):
         c = self._config = config
         scale = c.query_pre_attn_scalar**-0.5
         bias = c.attention_bias
-        heads, key_heads = c.num_attention_heads, c.num_key_value_heads
-        super().__init__(c.hidden_size, heads, c.head_dim, scale, bias, key_heads, source_dims)
+        super().__init__(c.hidden_size, c.num_attention_heads, c.head_dim, scale, bias)
+        inner = c.num_key_value_heads * c.head_dim
+        self.key = nn.Linear(source_dims, inner, bias)
+        self.value = nn.Linear(source_dims, inner, bias)
         if c.head_norms:
             self.query_norm = Norm(c.head_dim, c.rms_norm_eps)
             self.key_norm = Norm(c.head_dim, c.rms_norm_eps)

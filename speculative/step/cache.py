@@ -119,10 +119,7 @@ class SlotCache:
         self.position = np.take_along_axis(self.position, order, axis=1)
         index = mx.array(order)[:, None, :, None]
         for store in self.stores:
-            store[:] = [
-                None if slots is None else mx.take_along_axis(slots, index, axis=2)
-                for slots in store
-            ]
+            store[:] = [x if x is None else mx.take_along_axis(x, index, axis=2) for x in store]
 
     # Rows come and go.
 
@@ -172,12 +169,7 @@ class CrossCache(SlotCache):
     previous:   for a distilled draft model, the target's states before the tokens of a call, [B, T, W]
     """
 
-    def __init__(
-        self,
-        cross: Sequence[tuple[mx.array, mx.array]],
-        mask: np.ndarray,
-        encoded: mx.array | None = None,
-    ):
+    def __init__(self, cross: Sequence[tuple], mask: np.ndarray, encoded: mx.array | None = None):
         super().__init__(len(mask), len(cross))
         # Contiguous per head: otherwise MLX's CPU backend would copy them in every step.
         self.cross = [[mx.contiguous(x) for x in pair] for pair in cross]

@@ -86,10 +86,7 @@ class Driver:
         return finished
 
     def decode(
-        self,
-        source: Source,
-        batch_size: int,
-        watch: Callable[[Sequence[Row]], object] = lambda rows: None,
+        self, source: Source, batch_size: int, watch: Callable = lambda rows: None
     ) -> Iterator[Row]:
         """Decode the rows of a source, at most `batch_size` together; yield each as soon as it finishes.
 

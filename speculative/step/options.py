@@ -120,10 +120,8 @@ class Declared:
 
 def option(default: Any, values: Values, help: str, words: str = "", **others: Any) -> Any:
     """A field of `Options`. words: its default in words, if the value does not say it."""
-    return field(
-        default=default,
-        metadata={"declared": Declared(values, help, words or str(default), **others)},
-    )
+    declared = Declared(values, help, words or str(default), **others)
+    return field(default=default, metadata={"declared": declared})
 
 
 _drafting = partial(option, group="drafting")

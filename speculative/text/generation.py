@@ -52,10 +52,9 @@ class GenerationDefaults:
             if key in _FORCED and isinstance(value, list) and all(type(t) is int for t in value):
                 given[key] = min(value)  # the first of the equally probable
         names = {*_OPTIONS, *_BEAMS, *chain(*_LENGTHS)} - set(in_prefix)
-        defaults = cls(
-            {key: value for key, value in given.items() if key in names},
-            {key: value for key, value in given.items() if key in _NOT_DONE},
-        )
+        settings = {key: value for key, value in given.items() if key in names}
+        not_done = {key: value for key, value in given.items() if key in _NOT_DONE}
+        defaults = cls(settings, not_done)
         with errors_name(folder / name):
             defaults.with_defaults(Options(num_beams=2), 0)
         return defaults

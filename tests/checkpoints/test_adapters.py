@@ -95,7 +95,7 @@ def merged(folder: Path):
     tensors, changed = merge(folder / "adapter", open_checkpoint(folder / "base"), raw)
     tensors = family.rename(tensors)
     config = family.config.from_hub(changed, tensors)
-    model = build(family, config, tensors)
+    model = build(family.model(config), tensors)
     arrays = {name: np.concatenate(list(tensor.blocks())) for name, tensor in tensors.items()}
     model.load_weights([(name, to_mlx(array)) for name, array in arrays.items()])
     return model

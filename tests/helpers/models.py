@@ -43,7 +43,7 @@ def mlx_model(folder: Path, raw: dict):
     family = family_of(raw)
     tensors = family.rename(open_checkpoint(folder))
     config = family.config.from_hub(raw, tensors)
-    model = build(family, config, tensors)
+    model = build(family.model(config), tensors)
     arrays = {name: np.concatenate(list(tensor.blocks())) for name, tensor in tensors.items()}
     model.load_weights([(name, to_mlx(array)) for name, array in arrays.items()])
     return model

@@ -380,5 +380,5 @@ def test_what_the_model_cannot_do_is_refused_at_the_start(demo_folders, monkeypa
     monkeypatch.setattr(serve.reporter, "note", serve.cli.note)
     args = serve.parse_args(["--model", "target", "--target-lang", "Klingon"])
     with pytest.raises(InputError, match="target_lang: no language 'Klingon'"):
-        serve.text_decoder(models.Models.of(args), serve.options_of(args), verbose=False)
+        serve.text_decoder(models.Models.of(args), serve.options_of(args))
     assert capsys.readouterr().err == "ignored from generation_config.json: num_beams=4\n"
