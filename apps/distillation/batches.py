@@ -20,6 +20,7 @@ from speculative.step.cache import MASKED, CrossCache
 
 SLICE = 1024  # tokens whose logits are computed together
 RIDGE = 0.01  # of the states' mean square
+ReadBatch = Callable[[], "TrainingBatch"]
 
 
 class DraftsCache(CrossCache):
@@ -83,9 +84,6 @@ class TrainingBatch:
         T = self.tokens.shape[1]
         last = np.pad(self.positions, [(0, 0), (0, 1)], constant_values=MASKED)[:, 1:] == MASKED
         return ~last & (np.arange(T) >= self.prefix - 1 + depth)
-
-
-ReadBatch = Callable[[], TrainingBatch]
 
 
 def _stacked(arrays: Sequence[mx.array]) -> mx.array:

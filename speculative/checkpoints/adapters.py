@@ -48,6 +48,8 @@ _HEADS = {"whisper": "proj_out", "t5gemma": "lm_head.out_proj", "t5gemma2": "lm_
 _FORMS = ("use_dora", "use_qalora", "use_bdlora", "alora_invocation_tokens", "arrow_config")
 _FORMS += ("layer_replication", "target_parameters", "kasa_config", "monteclora_config")
 _STARTS = (None, True, False, "gaussian", "orthogonal", "eva")  # others change the base too
+# The order of changes: the grown base, what was saved of several that are tied or of one alone, and what was added to them
+_BASE, _TIED, _OWN, _LEARNED = range(4)
 
 
 def base_of(adapter: Path) -> tuple[str, str | None]:
@@ -134,10 +136,6 @@ def _with_size(size: int, bias: Tensor) -> Tensor:
         return np.pad(block[:, :size], [(0, 0), (0, max(0, size - block.shape[1]))])
 
     return replace(_changed(bias, change), shape=(1, size))
-
-
-# The order of changes: the grown base, what was saved of several that are tied or of one alone, and what was added to them
-_BASE, _TIED, _OWN, _LEARNED = range(4)
 
 
 class _Change(NamedTuple):

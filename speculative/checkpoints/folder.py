@@ -16,6 +16,16 @@ TOKENIZER_FILES = (  # those files of a checkpoint that describe its tokenizer
     "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json spiece.model "
     "sentencepiece.bpe.model source.spm target.spm vocab.json target_vocab.json merges.txt"
 ).split()
+ADAPTER = "adapter_config.json"
+_SETTINGS = {"config.json", ADAPTER, "generation_config.json", *TOKENIZER_FILES}
+MLX_LMS_ADAPTER = "adapters.safetensors"
+_WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model|adapters).*\.(safetensors|bin)")
+_MODEL_FILES = ("model.safetensors", "pytorch_model.bin")  # best first
+_ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin", MLX_LMS_ADAPTER)
+_OTHERS = {  # files of folders that are not Hugging Face checkpoints
+    "model.bin": "CTranslate2's, as for faster-whisper: convert the original model",
+    ".gguf": "GGUF, llama.cpp's: convert the original model",
+}
 
 
 def read_json(path: Path) -> dict:
@@ -39,18 +49,6 @@ def json_object(text: bytes | str, *fields: str) -> dict:
     if not isinstance(value, dict) or not value.keys() >= {*fields}:
         raise InputError(f"not a JSON object{''.join(f' with a field {x}' for x in fields)}")
     return value
-
-
-ADAPTER = "adapter_config.json"
-_SETTINGS = {"config.json", ADAPTER, "generation_config.json", *TOKENIZER_FILES}
-MLX_LMS_ADAPTER = "adapters.safetensors"
-_WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model|adapters).*\.(safetensors|bin)")
-_MODEL_FILES = ("model.safetensors", "pytorch_model.bin")  # best first
-_ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin", MLX_LMS_ADAPTER)
-_OTHERS = {  # files of folders that are not Hugging Face checkpoints
-    "model.bin": "CTranslate2's, as for faster-whisper: convert the original model",
-    ".gguf": "GGUF, llama.cpp's: convert the original model",
-}
 
 
 def is_adapter(names: Collection[str]) -> bool:

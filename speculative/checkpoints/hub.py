@@ -20,8 +20,6 @@ from speculative.common.reporting import gb, reporter
 CONFIG = "config.json"
 # Endings of the files beside the weights: settings, vocabularies, chat templates
 SMALL = {".json", ".jinja", ".model", ".spm", ".txt", ".tiktoken"}
-
-
 # start(folder with the config.json, bytes to download) -> bytes of the converted model; None: do not download it
 Start = Callable[[Path, int], int | None]
 

@@ -13,6 +13,7 @@ from speculative.step.cache import MASKED
 
 # The tokens of each row, the model's prefix first; none for a row that takes no part in a call
 TokenLists = Sequence[Sequence[int]]
+Seen = tuple[mx.array, mx.array]  # the encoder's output [S, D] and a text's states [T, W]
 
 
 class Model:
@@ -85,9 +86,6 @@ class Model:
     def narrowed(self, ids: mx.array) -> "Model":
         """As a draft model: the same, but with the logits of `ids` [n] alone, [B, T, n]."""
         raise InputError("a draft vocabulary needs a draft model of this project's")
-
-
-Seen = tuple[mx.array, mx.array]  # the encoder's output [S, D] and a text's states [T, W]
 
 
 class Learner:

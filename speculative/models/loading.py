@@ -33,9 +33,11 @@ def find(name: str, base: str | None = None) -> Path:
         path = find_mlx_lm_folder(name)
     if path and not is_outdated(path):
         return path
-    from speculative.models.conversion import convert_again, convert_first
+    from speculative.models import conversion
 
-    return convert_again(name, path, base) if path else convert_first(name, base)
+    if path:
+        return conversion.convert_again(name, path, base)
+    return conversion.convert_first(name, base)
 
 
 def load(

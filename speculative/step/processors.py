@@ -14,6 +14,10 @@ import numpy as np
 
 from speculative.common.errors import InputError
 
+# (logits [B, T, V] float32, prefixes) -> logits [B, T, V]. When the draft model drafts, V is its own: it has no ids
+# from V on. Your own processors must be hashable, and equal ones must do the same.
+Processor = Callable[[mx.array, "Prefixes"], mx.array]
+
 
 @dataclass(frozen=True)
 class Prefixes:
@@ -32,11 +36,6 @@ class Prefixes:
     def sizes(self, T: int) -> mx.array:
         """The number of columns of `tokens` that come before each of T positions: [T, 1]."""
         return self.tokens.shape[1] - T + 1 + mx.arange(T)[:, None]
-
-
-# (logits [B, T, V] float32, prefixes) -> logits [B, T, V]. When the draft model drafts, V is its own: it has no ids
-# from V on. Your own processors must be hashable, and equal ones must do the same.
-Processor = Callable[[mx.array, Prefixes], mx.array]
 
 
 def _counts(tokens: mx.array, where: mx.array, vocab_size: int) -> mx.array:

@@ -124,10 +124,6 @@ def _fit(one: str | None, other: str | None) -> bool:
     return len(tags) == 2 and langcodes.tag_distance(tags[0], tags[1]) < 10
 
 
-# ---------------------------------------------------------------------------------------------
-# Files
-
-
 def load_memory(path: Path, report: Callable[[str], object]) -> Memory:
     """The memory in a file: XML (TMX, TBX), a table (CSV, or with tabs) or JSON lines (any other name). Lines
     that cannot be used are reported, and whether a first line of languages is taken for one; they count from 1.
