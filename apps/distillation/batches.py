@@ -31,8 +31,7 @@ class DraftsCache(CrossCache):
     def distance(self) -> np.ndarray:
         T = self._queries.shape[1]
         depth = self.cursor // T - 1
-        position = self.position[:, None, : self.cursor]
-        behind = self._queries[:, :, None] - position
+        behind = self._queries[:, :, None] - self.position[:, None, : self.cursor]
         call = np.arange(self.cursor) // T
         seen = np.where(call == 0, behind >= depth, behind == depth - call)
         return np.where(seen, behind, -1)

@@ -143,8 +143,7 @@ class TextStream:
         """The text still held back, after the last token."""
         rest = self._rest()
         self.text += rest
-        shown = self._shown(rest)
-        return shown + self._waiting
+        return self._shown(rest) + self._waiting
 
     def _rest(self) -> str:
         """The text of all tokens beyond `text`."""
