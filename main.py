@@ -17,6 +17,7 @@ from apps.cli.display import Display, show_legend
 from apps.cli.models import Models, note_alone, open_decoder
 from apps.cli.prompt import decode_prompt, read_prompt
 from apps.cli.prompt_files import FileTask, decode_file
+from apps.cli.session import Session
 from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder
 from speculative.common.errors import InputError
 from speculative.models.ranks import Ranks, session
@@ -166,17 +167,17 @@ def run_command(args, ranks: Ranks) -> None:
     )  # fmt: skip
     display = Display(args.json, args.verbose, args.show_draft and show_legend())
     remember = remembering(memory_file, decoder, options, ranks)
+    session = Session(decoder, options, prompt_format, display, remember, ranks)
     if args.chat:
-        chat(decoder, options, prompt_format, display)
+        chat(session)
     elif args.prompt_file is None:
-        prompt = prompt_format.prompt(read_prompt(args.prompt))
-        decode_prompt(prompt, decoder, options, display, remember)
+        decode_prompt(session, prompt_format.prompt(read_prompt(args.prompt)))
     else:
         note_alone(decoder)
         stamp = models.stamp() if args.output else ""
         batch_size = args.batch_size or BATCH_SIZE
         task = FileTask(args.prompt_file, args.output, batch_size, stamp, args.force)
-        decode_file(task, decoder, options, prompt_format, display, ranks, remember)
+        decode_file(session, task)
 
 
 def main() -> None:

@@ -5,32 +5,30 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
 
-from apps.cli.display import Display, Summary
-from decoder import Options, SpeculativeDecoder
+from apps.cli.display import Summary
+from apps.cli.session import Session
 from speculative.common.errors import InputError
 from speculative.common.reporting import reporter
-from speculative.text.text_side import Prompt, PromptFormat
+from speculative.text.text_side import Prompt
 
 
-def chat(
-    decoder: SpeculativeDecoder, options: Options, prompt_format: PromptFormat, display: Display
-) -> None:
+def chat(session: Session) -> None:
     """Answer what is typed on the terminal until /q or the end of the input. With a chat template the conversation goes
     on; otherwise each prompt stands alone."""
-    messages = prompt_format.first_messages
+    messages = session.prompt_format.first_messages
     for typed in _typed_lines():
         if typed == "/r":
-            messages = prompt_format.first_messages
+            messages = session.prompt_format.first_messages
             continue
         messages.append({"role": "user", "content": typed})
         prompt: Prompt | str = typed
-        if prompt_format.has_template:
-            prompt = Prompt(messages, template_kwargs=prompt_format.template_kwargs)
+        if session.prompt_format.has_template:
+            prompt = Prompt(messages, template_kwargs=session.prompt_format.template_kwargs)
         text = ""
         summary = Summary()
         try:
-            for response in decoder.stream_generate(prompt, **vars(options)):
-                print(display.text(response), end="", flush=True)
+            for response in session.decoder.stream_generate(prompt, **vars(session.options)):
+                print(session.display.text(response), end="", flush=True)
                 text += response.text
             summary.add(response)
         except KeyboardInterrupt:
@@ -41,7 +39,7 @@ def chat(
             continue
         print()
         messages.append({"role": "assistant", "content": text})
-        summary.print(decoder, display.verbose)
+        summary.print(session.decoder, session.display.verbose)
 
 
 def _typed_lines() -> Iterator[str]:

@@ -16,7 +16,8 @@ from select import select
 from typing import BinaryIO
 
 from apps.cli import cli
-from apps.cli.display import Display, Summary
+from apps.cli.display import Summary
+from apps.cli.session import Session
 from decoder import BATCH_SIZE, Content, Options, Response, SpeculativeDecoder
 from speculative.checkpoints.folder import json_object
 from speculative.common.errors import InputError
@@ -24,7 +25,7 @@ from speculative.common.files import check_free, replacing
 from speculative.common.reporting import reporter
 from speculative.models.ranks import ALONE, Ranks
 from speculative.step.journal import RowJournal
-from speculative.text.text_side import Prompt, PromptFormat, check_prompt
+from speculative.text.text_side import Prompt, check_prompt
 
 NOTE_SECONDS = 10  # between notes of --verbose on how far it is, without a terminal
 _OBJECT = re.compile(rb'\s*\{\s*"(.*")?(prompt|messages)"\s*:')  # how JSON lines begin
@@ -223,53 +224,36 @@ class FileTask:
             journal.remove()
 
 
-def decode_file(
-    task: FileTask,
-    decoder: SpeculativeDecoder,
-    options: Options,
-    prompt_format: PromptFormat,
-    display: Display,
-    ranks: Ranks = ALONE,
-    remember: Callable[[Response], object] = lambda response: None,
-) -> None:
+def decode_file(session: Session, task: FileTask) -> None:
     """Decode the prompts of a file. Report lines without a usable prompt; they make the exit code 1."""
-    samples = options.num_samples
+    samples = session.options.num_samples
     summary = Summary()
-    prepare = functools.partial(_prepared, decoder, options, prompt_format)
-    prepare("-")  # what fails for every prompt, such as a language, is said once
-    with task.out(options.seed is not None) as (journal, put):
+    session.prepare("-")  # what fails for every prompt, such as a language, is said once
+    with task.out(session.options.seed is not None) as (journal, put):
 
         def report(line: int, reason: str) -> None:
             reporter.note(f"{name_of(task.path)}, line {line}: {reason}")
             for sample in range(samples):
-                put((line - 1) * samples + sample, "" if display.as_json else "\n")
+                put((line - 1) * samples + sample, "" if session.display.as_json else "\n")
 
-        file = PromptFile(task.path, report, ranks, prepare)
+        file = PromptFile(task.path, report, session.ranks, session.prepare)
         lines, size = task.size()
-        if decoder.learner and size:
-            decoder.learner.total = size
-        with progress(lines, display.verbose) as show_progress:
-            for line, response in file.answers(decoder, task.batch_size, options, journal):
-                put(line * samples + response.sample, f"{display.line(line, response)}\n")
-                remember(response)
+        if session.decoder.learner and size:
+            session.decoder.learner.total = size
+        with progress(lines, session.display.verbose) as show_progress:
+            answers = file.answers(session.decoder, task.batch_size, session.options, journal)
+            for line, response in answers:
+                put(line * samples + response.sample, f"{session.display.line(line, response)}\n")
+                session.remember(response)
                 summary.add(response)
                 show_progress(summary.texts // samples)
-    summary.print(decoder, display.verbose)
+    summary.print(session.decoder, session.display.verbose)
     if task.output:
         print(task.output)
     if file.bad_lines:
         raise InputError(f"{file.name}: {file.bad_lines} of {file.lines} lines have no answer")
     if summary.failed:
         sys.exit(cli.INPUT_ERROR)
-
-
-def _prepared(
-    decoder: SpeculativeDecoder, options: Options, prompt_format: PromptFormat, content: Content
-) -> Prompt:
-    """A prompt of what a line has. Raises InputError for what the model cannot take."""
-    prompt = prompt_format.prompt(content)
-    decoder.maker.check(prompt, options)
-    return prompt
 
 
 @contextmanager

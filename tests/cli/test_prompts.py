@@ -19,6 +19,7 @@ from helpers.programs import ANSWER, PROMPT, ROOT, call
 from apps.cli import cli, prompt_files
 from apps.cli.display import Display
 from apps.cli.prompt_files import FileTask, PromptFile, decode_file
+from apps.cli.session import Session
 from decoder import Options, SpeculativeDecoder, stream_generate
 from model import T5
 from speculative.common.files import Journal, hidden
@@ -226,12 +227,9 @@ def test_after_an_error_texts_behind_the_first_gap_are_not_printed(
     task = FileTask(str(path))
     display = Display(as_json=output == "json")
     remembered = []
+    session = Session(decoder, Options(), PromptFormat(), display, remembered.append)
     with pytest.raises(SystemExit):
-        cli.run(
-            lambda: decode_file(
-                task, decoder, Options(), PromptFormat(), display, remember=remembered.append
-            )
-        )
+        cli.run(lambda: decode_file(session, task))
     printed, errors = capsys.readouterr()
     assert [response.text for response in remembered] == ["text\n3", "text\n1", "text\n0"]
     if output == "json":
