@@ -19,7 +19,9 @@ TOKENIZER_FILES = (  # those files of a checkpoint that describe its tokenizer
 ADAPTER = "adapter_config.json"
 _SETTINGS = {"config.json", ADAPTER, "generation_config.json", *TOKENIZER_FILES}
 MLX_LMS_ADAPTER = "adapters.safetensors"
-_WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model|adapters).*\.(safetensors|bin)")
+_WEIGHTS = re.compile(
+    r"(model|pytorch_model|adapter_model).*\.(safetensors|bin)|adapters\.safetensors"
+)
 _MODEL_FILES = ("model.safetensors", "pytorch_model.bin")  # best first
 _ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin", MLX_LMS_ADAPTER)
 _OTHERS = {  # files of folders that are not Hugging Face checkpoints
@@ -105,9 +107,10 @@ def open_checkpoint(folder: Path, adapter: bool = False) -> dict[str, Tensor]:
 def state_of(folder: Path, *others: str) -> dict[str, list[int]]:
     """The size in bytes and the time in ns, other ones if it is written again, of each file that conversion reads from a
     checkpoint, and of `others`."""
-    stats = {path.name: path.stat() for path in folder.glob("*")}
-    read = {name for name in stats if name in (*_SETTINGS, *others) or _WEIGHTS.fullmatch(name)}
-    return {name: [x.st_size, x.st_mtime_ns] for name, x in stats.items() if name in read}
+    names = {*_SETTINGS, *others}
+    read = (p for p in folder.glob("*") if p.name in names or _WEIGHTS.fullmatch(p.name))
+    stats = {path.name: path.stat() for path in read}
+    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
 
 def stamp(folder: Path) -> str:

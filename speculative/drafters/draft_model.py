@@ -27,9 +27,8 @@ class ModelDrafter(Drafter):
     for a while."""
 
     model: Model
-    vocab_size: int | None = (
-        None  # ids from here on are never proposed: the target does not share them
-    )
+    # Ids from here on are never proposed: the target does not share them
+    vocab_size: int | None = None
     vocabulary: DraftVocabulary | None = None  # the tokens to score; None: all of them
     prefix_cache: PrefixCache | None = None
     lookup: Drafter = field(default_factory=Drafter)  # of the copies
