@@ -28,10 +28,9 @@ from speculative.checkpoints.folder import (
     read_json,
 )
 from speculative.checkpoints.names import equal
-from speculative.checkpoints.tensors import Tensor, to_mlx, to_numpy
+from speculative.checkpoints.tensors import Tensor, Tensors, to_mlx, to_numpy
 from speculative.common.errors import InputError
 
-Tensors = Mapping[str, Tensor]
 _WRAPPER = re.compile(r"^base_model\.model\.|\.(?:modules_to_save|token_adapter)(?=\.)")
 # What the adapter was trained on, of which a file has what has grown with the vocabulary
 _FROZEN = re.compile(r"(?:base_layer|original_module)\.((?:.+\.)?)(weight|bias)$")

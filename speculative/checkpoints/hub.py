@@ -25,10 +25,7 @@ Start = Callable[[Path, int], int | None]
 
 
 def fetch(
-    model: str,
-    revision: str | None = None,
-    output: Path = Path(),
-    start: Start = lambda folder, size: 0,
+    model: str, revision: str | None = None, output: Path = Path(), start: Start | None = None
 ) -> Path:
     """The folder of a local checkpoint or adapter, or of a repository's files, downloaded to be converted to `output`."""
     if Path(model).is_dir():
@@ -91,7 +88,7 @@ def cached(model: str, revision: str | None = None) -> Path | None:
     return None
 
 
-def _download(model: str, revision: str | None, info, output: Path, start: Start) -> Path:
+def _download(model: str, revision: str | None, info, output: Path, start: Start | None) -> Path:
     """Download what is not in the cache, weights last: if they are there, so is everything else."""
     from huggingface_hub import constants, hf_hub_download, hf_hub_url
 
@@ -112,7 +109,7 @@ def _download(model: str, revision: str | None, info, output: Path, start: Start
         small = [name for name in beside if Path(name).suffix in SMALL]
         missing = [files[name] for name in (*small, *weights) if not (folder / name).exists()]
         download = sum(_remaining(blobs, file) for file in missing)
-        converted = start(folder, download) if settings == CONFIG else 0
+        converted = start(folder, download) if start and settings == CONFIG else 0
     except InputError as error:
         raise InputError(str(error).replace(str(folder), model)) from None
     if not weights:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
 
-from speculative.checkpoints.tensors import Tensor
+from speculative.checkpoints.tensors import Tensor, Tensors
 from speculative.common.errors import InputError
 
 _SHARED = "shared.weight"
@@ -40,7 +40,7 @@ class Names:
                 return name_format and name_format.format(*groups)
         return ""
 
-    def renamed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def renamed(self, tensors: Tensors) -> dict[str, Tensor]:
         """The tensors under our names, without dropped ones and, with a warning, unknown ones, such as TRL's heads."""
         ours = {name: self.ours(name) for name in tensors}
         unknown = [name for name, new in ours.items() if new == ""]
@@ -48,7 +48,7 @@ class Names:
             _warn(f"tensors that no {self.family} has: {', '.join(unknown)}")
         return {new: tensors[name] for name, new in ours.items() if new}
 
-    def bare(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def bare(self, tensors: Tensors) -> dict[str, Tensor]:
         """The tensors without the family's prefix and, with a warning, that of a class that the model was saved in."""
         for name in filter(_ADAPTER.match, tensors):
             raise InputError(f"{name} is PEFT's: merge_and_unload() the model before you save it")
@@ -62,7 +62,7 @@ class Names:
             _warn(f"{wrapper or _COMPILED!r} in tensors' names")
         return {n.removeprefix(wrapper).removeprefix(self.prefix): x for n, x in bare.items()}
 
-    def one_embedding(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def one_embedding(self, tensors: Tensors) -> dict[str, Tensor]:
         """The tensors with a single embedding, under its first name; the head is kept only if it differs, and so is the
         encoder's where both stacks may have one of their own."""
         first, head = self.embedding[0], self.embedding[-1]
@@ -82,7 +82,7 @@ class Names:
         used = {first: embedding} | {name: tensors[name] for name in different}
         return used | {name: tensor for name, tensor in tensors.items() if name not in copies}
 
-    def rename(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def rename(self, tensors: Tensors) -> dict[str, Tensor]:
         """All of a checkpoint's tensors under our names, each once: aliases are dropped."""
         return self.renamed(self.one_embedding(self.bare(tensors)))
 

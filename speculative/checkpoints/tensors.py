@@ -9,7 +9,7 @@ import mmap
 import pickle
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -34,6 +34,7 @@ _NAMES = {  # of types, in safetensors and in torch's files
 _DTYPES = {name: np.dtype(dtype) for dtype, names in _NAMES.items() for name in names}
 _MAGIC = 0x1950A86A20F9469CFC6C
 Members = dict[str, tuple[int, int]]  # storage -> where it begins in the file, and its bytes
+Tensors = Mapping[str, "Tensor"]
 
 
 @dataclass(frozen=True)

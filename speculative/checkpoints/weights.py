@@ -14,7 +14,14 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from speculative.checkpoints.tensors import BFLOAT16, Tensor, to_mlx, to_numpy, write_npz_member
+from speculative.checkpoints.tensors import (
+    BFLOAT16,
+    Tensor,
+    Tensors,
+    to_mlx,
+    to_numpy,
+    write_npz_member,
+)
 from speculative.common.errors import InputError
 from speculative.common.reporting import Advance, reporter
 
@@ -99,11 +106,7 @@ def stored_size(model: nn.Module, dtype: str, quantization: Quantization | None 
 
 
 def write_weights(
-    path: Path,
-    tensors: dict[str, Tensor],
-    dtype: str,
-    model: nn.Module,
-    quantization: Quantization | None = None,
+    path: Path, tensors: Tensors, dtype: str, model: nn.Module, quantization: Quantization | None
 ) -> None:
     """Write a model's tensors to an npz file under our names. Those that are not finite in their new type are named in a warning."""
     covered: set[str] = set()
@@ -143,11 +146,7 @@ def _cast(
 
 
 def _write_quantized(
-    archive: zipfile.ZipFile,
-    name: str,
-    shape: tuple[int, ...],
-    blocks: Iterator[np.ndarray],
-    quantization: Quantization,
+    archive: zipfile.ZipFile, name: str, shape: tuple, blocks: Iterator, quantization: Quantization
 ) -> None:
     """Write the packed weight block by block, then its scales and offsets, which are small."""
     scales: list[np.ndarray] = []

@@ -236,9 +236,7 @@ class CausalModel(DecoderOnly):
         self._mask_axes = 4
         limits = [max_positions]
         for module in model.modules():
-            if (
-                "wpe" in module
-            ):  # as gpt2 has it; no other architecture of mlx-lm's learns positions
+            if "wpe" in module:  # gpt2's; no other architecture of mlx-lm's learns positions
                 module.wpe = ClippedTable(module.wpe)
                 limits.append(len(module.wpe.table.weight))
         self.config = CausalConfig(2**31 - 1, (), 0, None)  # until the model has been tried
@@ -246,9 +244,8 @@ class CausalModel(DecoderOnly):
         eos = tuple(sorted(i for i in eos_token_ids if i < vocab_size))
         # Padding never shows in a text, so it must not be a token that does.
         pads = [i for i in (pad_token_id, *eos, 0) if i is not None and i < vocab_size]
-        self.config = CausalConfig(
-            vocab_size, eos, pads[0], min(filter(None, limits), default=None)
-        )
+        limit = min(filter(None, limits), default=None)
+        self.config = CausalConfig(vocab_size, eos, pads[0], limit)
         # The tokens that begin a user's turn in a chat, for models with states: see causal_loading.py.
         self.user_turn: tuple[int, ...] = ()
 

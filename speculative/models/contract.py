@@ -121,7 +121,7 @@ def padded(prompts: TokenLists, filler: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def missing_tokens(rows: TokenLists, held: np.ndarray, config: Any) -> tuple[np.ndarray, ...]:
-    """The tokens of each row after the first held [B], and their positions: [B, P] each. Rows end at the right edge;
+    """The tokens of each row after those that are held [B], and their positions: [B, P] each. Rows end at the right edge;
     fillers of shorter rows have the position MASKED."""
     missing = [row[n:] for row, n in zip(rows, held, strict=True)]
     width = max(map(len, missing))

@@ -46,7 +46,7 @@ def fetch_source(
     revision: str | None = None,
     base: str | None = None,
     output: Path = Path(),
-    start: Start = lambda folder, size: 0,
+    start: Start | None = None,
 ) -> _Source:
     """A checkpoint, or an adapter and its base, downloaded where needed. output, start: as for `fetch`."""
     folder = fetch(model, revision, output, start)

@@ -22,11 +22,11 @@ _LENGTHS = {  # (length of the text, length of prefix and text) -> our option
     ("max_new_tokens", "max_length"): "max_tokens",
 }
 # Change nothing
-_OFF = (
+_OFF_AT_0 = (
     "no_repeat_ngram_size min_length min_new_tokens encoder_no_repeat_ngram_size diversity_penalty"
 )
-_ONE = "repetition_penalty num_beams length_penalty encoder_repetition_penalty guidance_scale num_beam_groups"
-_NEUTRAL = dict.fromkeys(_OFF.split(), 0) | dict.fromkeys(_ONE.split(), 1)
+_OFF_AT_1 = "repetition_penalty num_beams length_penalty encoder_repetition_penalty guidance_scale num_beam_groups"
+_NEUTRAL = dict.fromkeys(_OFF_AT_0.split(), 0) | dict.fromkeys(_OFF_AT_1.split(), 1)
 _NOT_DONE = (  # sampling settings are not among them: greedy is the default here
     "num_beams num_beam_groups diversity_penalty begin_suppress_tokens sequence_bias "
     "encoder_no_repeat_ngram_size encoder_repetition_penalty exponential_decay_length_penalty guidance_scale "

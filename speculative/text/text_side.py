@@ -133,11 +133,11 @@ class ChatTemplate:
         tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
 
         def rendered(tools: Any = (tool,), **answer: Any) -> str:
-            chat = [
+            turns = [
                 {"role": "user", "content": "a"},
                 {"role": "assistant", "content": "", **answer},
             ]
-            return self.apply(chat, tools=tools, tokenize=False, add_generation_prompt=False)
+            return self.apply(turns, tools=tools, tokenize=False, add_generation_prompt=False)
 
         try:
             before, after = rendered(content="ANSWER").split("ANSWER")
