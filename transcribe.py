@@ -14,14 +14,16 @@ from apps.cli import cli
 from apps.cli.flags import add_options, add_shared, check_apart, check_models, note_unused
 from apps.cli.live_transcript import LiveTranscript
 from apps.cli.models import Models
-from apps.cli.transcripts import AudioFiles, Output, open_transcriber
+from apps.cli.transcripts import LANGUAGE, AudioFiles, Output, open_transcriber
 from apps.speech.formats import FORMATS
 from apps.speech.options import Layout, TranscribeOptions
 from apps.speech.reference import parse
+from apps.speech.rules import TASKS
 from decoder import BATCH_SIZE
 from speculative.common.errors import InputError
 from speculative.common.reporting import reporter
 from speculative.step.options import declared_in
+from speculative.text.languages import tag_of
 
 STDIN, MICROPHONE = "-", "microphone"
 _OF_CUES = [name for name in declared_in(Layout) if name != "times"]
@@ -59,8 +61,9 @@ def parse_args(argv: list[str] | None = None):
     flag("--output-format", "-f", choices=(*FORMATS, "all"), default="txt",
          help="all: one file per format, needs --output-dir (default: txt)")
     flag("--output-dir", "-o", type=cli.path, metavar="FOLDER",
-         help="write files here, named after the audio file (default: print)")
-    flag("--output-name", type=cli.name, metavar="NAME", help="name of the output, for a single audio file")
+         help="write files here, named after the audio file; {folder}: beside it (default: print)")
+    flag("--output-name", type=cli.name, metavar="NAME", 
+         help="name of the output, for a single audio file; or for all a pattern, such as {name}.{language}")
     flag("--force", action="store_true", help="replace files that exist")
     flag("--resume", action="store_true", help="go on with a run that was interrupted: pass over what has its files")
     flag("--verbose", action=argparse.BooleanOptionalAction, default=False, help="print statistics to stderr at the end")
@@ -107,15 +110,19 @@ def unused(args: argparse.Namespace) -> Iterator[tuple[Iterable[str], str]]:
 
 
 def sounds_and_names(args: argparse.Namespace, output: Output) -> list[tuple[str, str]]:
-    """The sounds whose files are not all there, with the files' names. InputError or OSError if one cannot be written."""
-    names = ["stdin" if source == STDIN else Path(source).stem for source in args.audio]
-    if args.output_name:
-        if len(names) > 1:
-            raise InputError("--output-name works for one file only")
-        names = [args.output_name]
-        for each in output.formats:
-            names = [name.removesuffix(f".{each}") for name in names]
-    sounds = list(zip(args.audio, names, strict=True))
+    """The sounds whose files are not all there, with these files without their formats. InputError or OSError if one cannot be written."""
+    pattern = f"{args.output_dir}/{args.output_name or '{name}'}"
+    if len(args.audio) > 1 and "{name}" not in pattern:
+        raise InputError("--output-name works for one file only, unless {name} is in it")
+    for each in output.formats:
+        pattern = pattern.removesuffix(f".{each}")
+    spoken = "English" if vars(args).get("task") == TASKS[1] else vars(args).get("language", "")
+    pattern = pattern.replace(LANGUAGE, tag_of(spoken) or LANGUAGE)
+    sounds = []
+    for source in args.audio:
+        path = Path("stdin" if source == STDIN else source).absolute()
+        name = pattern.replace("{folder}", str(path.parent)).replace("{name}", path.stem)
+        sounds.append((source, name))
     if not output.folder:
         return sounds
     written = [
@@ -124,7 +131,8 @@ def sounds_and_names(args: argparse.Namespace, output: Output) -> list[tuple[str
         for path in output.files(name).values()
     ]
     check_apart(args, written)
-    output.folder.mkdir(parents=True, exist_ok=True)
+    for _, path in written:
+        path.parent.mkdir(parents=True, exist_ok=True)
     missing = [(source, name) for source, name in sounds if output.check(name)]
     done = len(sounds) - len(missing)
     if done:

@@ -170,8 +170,6 @@ def _add_option(parser: Any, name: str, declared: Declared) -> None:
 
 def reading(values: Values) -> dict[str, Any]:
     """The arguments with which argparse reads an option's value."""
-    if values.read:
-        return dict(type=values.read, metavar=values.metavar)
     if values.kind is bool:
         return dict(action=argparse.BooleanOptionalAction)
     if values is EARLY:  # without a value it means True
@@ -184,15 +182,7 @@ def reading(values: Values) -> dict[str, Any]:
         return dict(type=_text_in_utf8, metavar=values.metavar)
     if values.kind is str:
         return dict(choices=values.choices or None, metavar=values.metavar)
-    return dict(type=float if values.kind is float else _integer, metavar=values.metavar)
-
-
-def _integer(text: str) -> int | str:
-    """The number, or the text, such as auto, if it is none: `Options` refuses what it does not know."""
-    try:
-        return int(text)
-    except ValueError:
-        return text
+    return dict(type=values.parse, metavar=values.metavar)
 
 
 def _text_in_utf8(text: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from glob import escape
 from pathlib import Path
 
 import mlx.core as mx
@@ -30,6 +31,7 @@ from speculative.step.driver import Task
 from speculative.step.journal import RowJournal, kept
 from speculative.step.row import Stats
 
+LANGUAGE = "{language}"  # in a name: the transcript's
 WINDOW_SECONDS = 28  # about what a window's text covers
 
 
@@ -43,6 +45,11 @@ def open_transcriber(models: Models, drafts: bool, serves: bool = False) -> Tran
             transcriber.decoder = SpeculativeDecoder(model, transcriber.tokenizer, draft)
     note_types(model, transcriber.decoder.draft_model)
     return transcriber
+
+
+def _there(path: Path) -> Iterator[Path]:
+    """What is there of a path, in any language while that is not known."""
+    return path.parent.glob(escape(path.name).replace(LANGUAGE, "*"))
 
 
 @dataclass(frozen=True)
@@ -62,15 +69,15 @@ class Output:
     def formats(self) -> list[str]:
         return [*FORMATS] if self.format == "all" else [self.format]
 
-    def base(self, name: str) -> Path:
-        """The files of this name, without their formats. What is decoded is in its journal until they are written."""
-        return Path(f"{self.folder}/{name}")
-
     def files(self, name: str) -> dict[str, Path]:
         """The files of this name, by format, but with `resume` only those that do not exist."""
-        files = {each: Path(f"{self.base(name)}.{each}") for each in self.formats}
+        files = {each: Path(f"{name}.{each}") for each in self.formats}
         if self.resume and not self.force:
-            files = {each: path for each, path in files.items() if not path.is_file()}
+            files = {
+                each: path
+                for each, path in files.items()
+                if not any(map(Path.is_file, _there(path)))
+            }
         return files
 
     def check(self, name: str) -> bool:
@@ -78,7 +85,8 @@ class Output:
         files = self.files(name)
         for path in files.values():
             if not path.is_dir():
-                check_free(path, self.force)
+                for each in _there(path):
+                    check_free(each, self.force)
                 path.open("ab").close()
                 if not path.stat().st_size:
                     path.unlink()
@@ -86,14 +94,15 @@ class Output:
 
     def write(self, transcript: Transcript, name: str) -> Iterator[tuple[str, str]]:
         """Write each file whole or not at all; yield the reason and the text of each that could not be written."""
-        for each, path in self.files(name).items():
+        named = name.replace(LANGUAGE, transcript.language)
+        for each, path in self.files(named).items():
             text = FORMATS[each](transcript, self.layout)
             try:
                 with replacing(path, self.force) as partial:
                     partial.write_text(text, encoding="utf-8")
             except (InputError, OSError) as error:
                 yield cli.line_of(error) or "", text
-        hidden(self.base(name), "journal").unlink(missing_ok=True)
+        hidden(Path(name), "journal").unlink(missing_ok=True)
 
     def save(self, transcript: Transcript, name: str) -> bool:
         """Write the files, if there is a folder; print what could not be written. Return whether all were."""
@@ -122,7 +131,7 @@ class AudioFiles:
     """Transcribes files: to stdout in their order, txt segment by segment, or to files under their names."""
 
     transcriber: Transcriber
-    sounds: Sequence[tuple[str, str]]  # each with the name of its files
+    sounds: Sequence[tuple[str, str]]  # each with its files, without their formats
     options: TranscribeOptions
     output: Output
     track: str | None  # see audio.read
@@ -159,7 +168,7 @@ class AudioFiles:
         if not self.output.folder:
             return (yield from task)
         model = stamp(find(self.transcriber.name))
-        with closing(RowJournal(self.output.base(name), model, seeded=True)) as journal:
+        with closing(RowJournal(Path(name), model, seeded=True)) as journal:
             return (yield from kept(task, journal))
 
     def _of_speakers(self, index: int, channels: np.ndarray) -> Task:

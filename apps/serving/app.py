@@ -27,6 +27,7 @@ from apps.serving.gate import Gate, Limits
 from apps.serving.realtime import Realtime
 from apps.serving.requests import Chat, Completion, ResponseRequest
 from apps.serving.responses import ResponseWriter
+from apps.serving.sound_requests import Asr, Inference
 from apps.serving.translation import Translations
 from apps.serving.translation_routes import DeepL, LibreTranslate
 from apps.serving.transport import ERRORS, failure, read_body, steps_of, stream_of, while_there
@@ -94,7 +95,9 @@ class Api:
                 Route("/health", self.health),
                 Route("/metrics", self.metrics),
                 Mount("/v1", routes=routes),
-                post("/inference", speech.answer),  # whisper.cpp's
+                post("/inference", partial(speech.answer, form=Inference)),
+                post("/asr", partial(speech.answer, form=Asr)),
+                post("/detect-language", speech.detect_language),
                 *routes,  # for clients whose address ends before /v1
                 *DeepL(translations).routes(),
                 *LibreTranslate(translations).routes(),

@@ -57,14 +57,14 @@ class _Model(BaseModel):
 
 class _Turns(BaseModel):
     type: Literal["server_vad", "semantic_vad"] = "server_vad"
-    silence_duration_ms: Annotated[int, Field(ge=100, le=10_000)] = round(1000 * PAUSE)
+    silence_duration_ms: Annotated[int, Field(ge=0)] = round(1000 * PAUSE)
     eagerness: Literal["low", "medium", "high", "auto"] = "auto"
 
     @property
     def pause(self) -> float:
         """Seconds of silence that end an item."""
-        semantic = self.type == "semantic_vad"
-        return _EAGERNESS[self.eagerness] if semantic else self.silence_duration_ms / 1000
+        silence = min(max(0.1, self.silence_duration_ms / 1000), 10.0)
+        return _EAGERNESS[self.eagerness] if self.type == "semantic_vad" else silence
 
 
 class _Input(BaseModel):
@@ -79,12 +79,12 @@ class _Input(BaseModel):
 
 class _Session(BaseModel):
     model_config = ConfigDict(extra="allow")
-    audio: dict[Literal["input"], dict[str, Any]] | None = None
+    audio: dict[str, dict[str, Any] | None] | None = None
     type: Literal["transcription"] = "transcription"
 
     def settings(self) -> Iterator[dict[str, Any]]:
         """Each one alone, so that one may be refused. The longer names are those of the API's beta."""
-        given = self.audio["input"] if self.audio else self.model_extra or {}
+        given = (self.audio or {}).get("input") or self.model_extra or {}
         for long_name, value in given.items():
             name = long_name.removeprefix("input_audio_")
             if name == "transcription" and isinstance(value, dict):
@@ -150,8 +150,7 @@ class _Client:
         self._committed = 0.0  # seconds of sound in items that are complete
         self._input = _Input.model_validate({})
         self._samples = self._input.format.reader()
-        options = self._options(self._input)
-        self._live = transcriber.live(options, self._heard.append, PAUSE)
+        self._live = transcriber.live(self._options(self._input), self._heard.append, PAUSE)
 
     def _options(self, given: _Input) -> TranscribeOptions:
         """Raises HTTPException or InputError for what the model or the server lacks."""
@@ -236,6 +235,7 @@ class _Client:
                 await self._end_item(self._live.seconds)
         elif event.type == f"{_BUFFER}.clear":
             self._live.clear()
+            self._samples = self._input.format.reader()  # half a sample may be in it
             if self._item and self._item.is_announced:
                 await self._end_item(self._live.seconds)
             self._item = None
@@ -249,7 +249,7 @@ class _Client:
         try:
             self._live.append(self._samples(b64decode(event.audio, validate=True)))
         except ValueError as error:
-            raise InputError(f"audio is not in base64 or not of its format: {error}") from None
+            raise InputError(f"audio is not in base64: {error}") from None
         try:
             check_length(self._live.seconds, self._speech.limits.seconds)
         except InputError as error:

@@ -40,18 +40,19 @@ def seconds(text: str) -> tuple[float, ...]:
 
 def _are_clips(times: Sequence[float]) -> bool:
     empty = any(start == end for start, end in zip(times[::2], times[1::2], strict=False))
-    return all(0 <= t < math.inf for t in times) and [*times] == sorted(times) and not empty
+    ordered = [*times] == sorted(times) and not empty
+    return ordered and not isinstance(times, str) and all(0 <= t < math.inf for t in times)
 
 
 _TASK = Values(str, f"one of {', '.join(TASKS)}", TASKS.__contains__, choices=TASKS)
-_TEXT = Values(str, "a text", lambda v: isinstance(v, str), "TEXT", read=str)
+_TEXT = Values(str, "a text", lambda v: isinstance(v, str), "TEXT")
 _IDS = Values(list, "ids of tokens, or -1", lambda v: all(map(TOKEN.accepts, v)), "IDS", read=ids)
 _CLIPS = Values(list, "seconds, each later than the one before", _are_clips, "LIST", read=seconds)
 _NUMBER = numbers(-MAX_NUMBER)
 _NUMBER_OR_NONE = Values(
     float, "a number, or none", lambda x: x is None or _NUMBER.accepts(x), "X", read=number
 )
-_POSITIVE = Values(float, "a number above 0", lambda x: 0 < x <= MAX_NUMBER, "X")
+_POSITIVE = Values(float, "a number above 0", lambda x: _NUMBER.accepts(x) and x > 0, "X")
 _switch = partial(option, False, SWITCH, words="no")
 _text = partial(option, "", _TEXT, words="none")
 _size = partial(option, None, SIZE)

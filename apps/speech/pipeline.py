@@ -25,7 +25,6 @@ from speculative.step.processors import Processor
 from speculative.step.row import Row, Stats
 from speculative.step.sampling import RowSeeds
 
-_CLEAR = 0.8  # the probability of another language that is clearly spoken
 _PER_TIMESTAMP = round(SECONDS_PER_TIMESTAMP * FRAMES)  # frames
 
 Windows = Generator[Work, Any, list[Window]]
@@ -89,13 +88,14 @@ class Pipeline:
         padded[: len(features)] = features
         return Window(SoundPrompt(padded), seek, len(features), [*draft])
 
-    def detect(self, window: Window) -> Generator[Work, Any, str]:
-        """The code of the language of a window: the one so far, unless another is clearly more probable."""
+    def detect(self, window: Window) -> Generator[Work, Any, tuple[str, float]]:
+        """The code of the language of a window, and how probable it is."""
         codes = {id: code for code, id in self.special.languages.items()}
+        if not codes:
+            return "en", 1.0
         row = self._one_token_row(window.prompt, [self.special.start], OneOf(tuple(codes)))
         yield [row]
-        is_clear = math.exp(row.logprobs[0]) > _CLEAR
-        return codes[row.generated[0]] if is_clear or self.language is None else self.language
+        return codes[row.generated[0]], math.exp(row.logprobs[0])
 
     def speak(self, language: str) -> None:
         """Go on in a language. The text so far does not begin one in another."""

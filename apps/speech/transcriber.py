@@ -71,7 +71,7 @@ class Sound:
                     first = self._first_speech
                     if first - seek > pipeline.longest // 2:
                         spoken = pipeline.window(self._features[first : first + pipeline.longest])
-                    pipeline.language = yield from pipeline.detect(spoken)
+                    pipeline.language, _ = yield from pipeline.detect(spoken)
                 windows = yield from pipeline.decode(windows, pipeline.language)
                 windows = yield from pipeline.cut(windows, self._timeline)
                 for window in windows:
@@ -123,9 +123,9 @@ class Transcriber:
         """The options with the language's code and the task, by default the checkpoint's own; no language: to be detected. Raises
         InputError if the model lacks the language or the task."""
         language = self.special.language if options.language is None else options.language
-        if language in ("", "auto"):
+        if not language or language.lower() == "auto":
             language = None
-        elif language:
+        else:
             language = self.special.language_code(language)
         task = options.task or self.special.task
         config = self.model.config
@@ -141,6 +141,13 @@ class Transcriber:
         """A task that transcribes a sound, for `transcribe_all`. Arguments: as for `Sound`."""
         pipeline = self._pipeline(options, leaves_rest=not options.batched)
         return Sound(pipeline, samples, on_window).steps()
+
+    def detection(self, samples: np.ndarray) -> Task:
+        """A task that finds the language that is spoken first in a sound: its code, and how probable it is."""
+        pipeline = self._pipeline(TranscribeOptions("auto"), leaves_rest=False)
+        begin = first_speech(samples) * HOP
+        heard = samples[begin : begin + pipeline.longest * HOP]
+        return pipeline.detect(pipeline.window(log_mel(heard, pipeline.config.num_mel_bins)))
 
     def live(self, options: TranscribeOptions, on_heard: OnHeard, pause: float = PAUSE) -> Live:
         """A sound that arrives piece by piece. Arguments: as for `Live`."""

@@ -6,6 +6,7 @@ fields of `Options`.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import partial
@@ -20,6 +21,8 @@ COUPLED = "coupled"
 RULES = ("token", "block", COUPLED)  # see sampling.ACCEPT
 DEFAULT_RULE = COUPLED  # the same seed gives the same text, with any drafts
 MAX_TOKENS = 512  # if neither the caller nor the checkpoint sets it
+_BOOLS = dict.fromkeys(("true", "t", "yes", "y", "on", "1"), True)
+_BOOLS |= dict.fromkeys(("false", "f", "no", "n", "off", "0"), False)
 MAX_NUMBER = 10**9  # below 2^31, the end of MLX's integers; logits times this stay finite
 
 
@@ -30,7 +33,15 @@ class Values:
     accepts: Callable[[Any], bool]
     metavar: str | None = None
     choices: tuple[str, ...] = ()
-    read: Callable[[str], Any] | None = None  # from a flag's text; None: by the kind
+    read: Callable[[str], Any] | None = None  # from a text, or ValueError; None: the kind does
+
+    def parse(self, text: str) -> Any:
+        """The value that a flag's or a form's text means; the text itself if there is none, which `check_values` refuses."""
+        if self.kind is bool:
+            return _BOOLS.get(text.lower(), text)
+        with suppress(ValueError):
+            return (self.read or self.kind)(text)
+        return text
 
 
 class OptionError(InputError):

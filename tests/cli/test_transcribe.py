@@ -138,6 +138,29 @@ def test_a_name_that_ends_as_its_format_does_is_the_files_own(folder):
     assert [path.name for path in (folder / "named").iterdir()] == ["n.srt"]
 
 
+def test_subtitles_lie_beside_their_films_with_their_languages(folder):
+    films = [folder / "films" / name for name in ("A [1].wav", "b/B.wav")]
+    for film in films:
+        film.parent.mkdir(exist_ok=True)
+        film.write_bytes((folder / "one.wav").read_bytes())
+    arguments = (*films, *MODELS, "-f", "srt", "-o", "{folder}", "--output-name")
+    assert transcribe(folder, *arguments, "{name}.{language}.srt").returncode == 0
+    found = json.loads(transcribe(folder, films[0], *MODELS, "-f", "json").stdout)
+    written = [film.with_suffix(f".{found['language']}.srt") for film in films]
+    assert all("-->" in path.read_text() for path in written)
+    again = (*arguments, "{name}.{language}")
+    refused = transcribe(folder, *again, "--model", "none that is loaded")
+    assert refused.returncode == 1 and f"{written[0].name} already exists" in refused.stderr
+    written[1].unlink()
+    assert "1 of 2 files were transcribed before" in transcribe(folder, *again, "--resume").stderr
+    for flags, language in ((("--language", "German"), "de"), (("--task", "translate"), "en")):
+        if language != found["language"]:
+            assert transcribe(folder, *again, "--resume", *flags).returncode == 0
+        assert all(film.with_suffix(f".{language}.srt").exists() for film in films)
+    others = [path for path in (folder / "films").rglob("*") if path.suffix not in (".wav", ".srt")]
+    assert others == [folder / "films" / "b"]
+
+
 def test_what_cannot_be_written_is_printed_and_the_others_go_on(folder, monkeypatch):
     move = Path.replace
 
@@ -160,7 +183,7 @@ def test_an_output_that_has_come_into_being_or_is_a_folder_is_one_files_trouble(
     write = Output.write
 
     def later(self, transcript, name):
-        if name == "one":
+        if Path(name).name == "one":
             (self.folder / "one.srt").write_text("somebody's")
         return write(self, transcript, name)
 
@@ -208,7 +231,7 @@ def test_languages_go_by_codes_of_locales_and_by_names(name, code):
         (["one.wav", "--model", "none"], "no model 'none'"),
         (["one.wav", *MODELS, "--language", "klingon"], "'klingon'; there are English (en), Ger"),
         (["one.wav", *MODELS, "--clip-timestamps", "5,1"], "each later than the one before"),
-        (["one.wav", *MODELS, "--clip-timestamps", "a"], "invalid seconds value: 'a'"),
+        (["one.wav", *MODELS, "--clip-timestamps", "a"], "clip_timestamps is 'a', not seconds"),
         (
             ["one.wav", *MODELS, "--temperature", "2"],
             "temperature is 2.0, not a number from 0 to 1",

@@ -96,6 +96,18 @@ class Server:
             time.sleep(0.02)
 
 
+def form(fields: Any, file: bytes | None = b"x", name: str = "file", **headers):
+    """The body and the headers of a form. fields: a dictionary, or pairs"""
+    pairs = fields.items() if isinstance(fields, dict) else fields
+    parts = [(f'name="{field}"', value.encode()) for field, value in pairs]
+    parts += [] if file is None else [(f'name="{name}"; filename="{name}"', file)]
+    body = b"".join(
+        b"--B\r\ncontent-disposition: form-data; %s\r\n\r\n%s\r\n" % (about.encode(), data)
+        for about, data in parts
+    )
+    return body + b"--B--\r\n", {"content-type": "multipart/form-data; boundary=B", **headers}
+
+
 def heavy(server: Server) -> list[str]:
     """What a watched server has imported or opened on its event loop, besides the parts of the server itself."""
     lines = [line for line in server.log if line.startswith("on the event loop")]

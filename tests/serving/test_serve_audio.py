@@ -8,12 +8,13 @@ from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from http.client import HTTPConnection
+from urllib.parse import urlencode
 
 import numpy as np
 import pytest
 from helpers import whisper_models as wm
 from helpers.programs import ROOT, call, run
-from helpers.serving import WATCHED, Server, heavy
+from helpers.serving import WATCHED, Server, form, heavy
 from helpers.sounds import sound_file, write_wav
 
 pytestmark = pytest.mark.slow
@@ -149,19 +150,35 @@ def test_a_stream_adds_up_to_the_text(client, folder):
     assert "".join(event.delta for event in deltas).strip() == whole
 
 
-def test_fields_are_those_that_clients_send(server, folder):
-    """OpenAI's without brackets and with those of no use here, whisper.cpp's, and transcribe.py's options."""
-    given = dict(timestamp_granularities="word", chunking_strategy="auto", language="auto")
-    given |= {"include[]": "logprobs", "response_format": "verbose_json", "hotwords": "x"}
-    given |= {"condition_on_previous_text": "False", "best_of": "1", "prompt": ""}
-    for path, fields in (
-        ("/v1/audio/transcriptions", given),
-        ("/inference", {"temperature_inc": "0.2", "response_format": "json"}),
-    ):
-        body, headers = form(fields, (folder / "0.wav").read_bytes())
-        status, answer = server.post(body, path, **headers)
-        assert status == 200 and "text" in answer, answer
-        assert ("words" in answer) == (fields is given)
+def test_bazarrs_requests_are_answered_as_by_whisper_asr_webservice(server, folder):
+    """As its provider sends them: the file has its field's name, and raw PCM is in it."""
+    raw = (folder / "3.wav").read_bytes()[44:]
+    of_film = dict(encode="false", video_file="/films/[1] a.mkv")
+
+    def post(path, data=raw, headers=None, **query):
+        body, about = form({}, data, name="audio_file")
+        return server.post(body, f"{path}?{urlencode(query)}", **about | (headers or {}))
+
+    for output, task in (("srt", "translate"), ("srt", "transcribe"), ("txt", "transcribe")):
+        given = dict(task=task, language="de", temperature="1")
+        status, answer = post("/asr", output=output, **given, **of_film)
+        flags = "-f", output, "--task", task, "--language", "de"
+        assert (status, answer) == (200, printed(folder, "3.wav", *flags))
+    assert post("/asr", raw + b"?", **given, **of_film) == (200, answer)  # txt is the default
+    assert post("/asr", b"", output="srt", **of_film) == (200, "")
+    expected = json.loads(printed(folder, "3.wav", "-f", "json"))
+    code = expected["language"]
+    _, found = post("/asr", output="json", temperature=1, **of_film)
+    assert [found.pop(name) for name in ("text", "language")] == [expected["text"], code]
+    for segment, other in zip(found.pop("segments"), expected["segments"], strict=True):
+        assert segment.keys() == other.keys() and segment["no_speech_prob"] > 0
+    _, found = post("/detect-language", **of_film)
+    assert 1 / 3 < found.pop("confidence") < 1
+    name = {"en": "english", "de": "german", "fr": "french"}[code]
+    assert found == {"detected_language": name, "language_code": code}
+    for path in ("/asr", "/detect-language"):
+        assert post(path, b"x" * (26 << 20))[0] == 413 and post(path)[0] == 400
+        assert post(path, headers={"origin": "http://elsewhere"})[0] == 403
 
 
 def test_what_is_too_much_is_refused_before_its_stream_begins(client, folder):
@@ -188,17 +205,6 @@ def test_translations_are_another_task(client, folder):
     assert found.text == expected["text"].strip() != ask(client, folder, "1.wav").text
 
 
-def form(fields: dict, file: bytes | None = b"x", **headers):
-    """The body and the headers of a form."""
-    parts = [(f'name="{name}"', value.encode()) for name, value in fields.items()]
-    parts += [] if file is None else [('name="file"; filename="a.wav"', file)]
-    body = b"".join(
-        b"--B\r\ncontent-disposition: form-data; %s\r\n\r\n%s\r\n" % (about.encode(), data)
-        for about, data in parts
-    )
-    return body + b"--B--\r\n", {"content-type": "multipart/form-data; boundary=B", **headers}
-
-
 def half(charset: str, prompt: bytes):
     """A form whose prompt is half a character."""
     body, headers = form({"prompt": "?"})
@@ -222,13 +228,13 @@ def seven_hours() -> bytes:
         (form({}, None), 400, "file: field required"),
         (form({"model": "other"}), 404, "this server has only the model target"),
         (form({"language": "xx"}), 400, "no language 'xx'"),
-        (form({"language": "German\0"}), 400, "no language 'german\\x00'"),
+        (form({"language": "German\0"}), 400, "no language 'German\\x00'"),
         (
             form({"reference": '{"segments": [{"start": 1e999, "end": 2, "text": "a"}]}'}),
             400,
             "finite",
         ),
-        (form({"temperature": "hot"}), 400, "temperature: input should be a valid number"),
+        (form({"temperature": "hot"}), 400, "temperature is 'hot', not a number"),
         (form({"temperature": "nan"}), 400, "temperature is nan"),
         (form({"response_format": "diarized_json"}), 400, "input should be 'json', 'verbose"),
         (
@@ -236,7 +242,7 @@ def seven_hours() -> bytes:
             400,
             "granularities.0: input should be 'word'",
         ),
-        (form({"vad_filter": "maybe"}), 400, "vad_filter: input should be a valid bool"),
+        (form({"vad_filter": "maybe"}), 400, "vad is 'maybe', not True or False"),
         (form({"model": "whisper-1", "vad_filter": "True"}), 400, "no audio file"),
         (form({"audio_track": "2"}, SECOND), 400, "no audio track 2; there are 1"),
         (form({"beam_size": "5"}), 400, "there is no field 'beam_size'"),

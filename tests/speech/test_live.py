@@ -27,7 +27,7 @@ from apps.serving.gate import Gate
 from apps.speech.audio import RATE, pcm
 from apps.speech.features import HOP
 from apps.speech.live.live import Live
-from apps.speech.live.samples import from_ulaw
+from apps.speech.live.samples import from_ulaw, resampler
 from apps.speech.live.sources import listen
 from apps.speech.options import TranscribeOptions
 from apps.speech.pipeline import Pipeline
@@ -260,7 +260,10 @@ RAW = {"format": {"rate": RATE}}
 @pytest.mark.slow
 def test_live_clients_get_their_own_words_beside_files(server):
     def listen(name):
-        with session(server, update(**RAW, turn_detection=None), append(sound(name))) as talk:
+        data = sound(name)
+        pieces = [append(data[i : i + 1323]) for i in range(0, len(data), 1323)]  # half samples
+        begun = update(**RAW, turn_detection=None), append(b"x"), CLEAR
+        with session(server, *begun, *pieces) as talk:
             events = talk(COMMIT, "completed")
         said = "".join(event.get("delta", "") for event in events)
         assert said == events[-1]["transcript"] and events[-2]["item_id"] == events[-1]["item_id"]
@@ -320,10 +323,23 @@ def test_a_commit_is_always_answered_and_settings_change_at_any_time(server):
             assert [event["type"].rpartition(".")[2] for event in events] == [
                 *("committed", "added", "completed")
             ] and events[-1]["transcript"] == ""
+        both = update(turn_detection={"silence_duration_ms": 0})
+        both["session"]["audio"]["output"] = {"voice": "alloy"}
+        (event,) = talk(both, "updated")
+        assert event["session"]["audio"]["input"]["turn_detection"]["silence_duration_ms"] == 0
         talk(update(format={"type": "audio/pcmu"}, turn_detection=None), "updated")
         tone = (8000 * np.sin(np.arange(8000))).astype("<i2").tobytes()
         talk(append(bytes(range(256)) + tone[:7744]))
         assert talk(COMMIT, "completed")[-1]["usage"]["seconds"] == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize("rate", [RATE, 24_000])
+def test_pieces_may_end_within_a_sample(rate):
+    pytest.importorskip("av")
+    data = np.random.default_rng(0).integers(0, 256, 9 * 1323, np.uint8).tobytes()
+    whole, cut = resampler(rate), resampler(rate)
+    pieces = [cut(data[i : i + 1323]) for i in range(0, len(data), 1323)]
+    assert np.array_equal(np.concatenate(pieces), whole(data)) and len(pieces[0]) > 300
 
 
 def test_mu_law_is_g711s():
@@ -335,8 +351,9 @@ def test_mu_law_is_g711s():
 def test_what_is_wrong_is_told_and_too_much_ends_a_session(server):
     client_of = pytest.importorskip("websockets.sync.client")
     with session(server) as talk:
+        bad = {"type": "input_audio_buffer.append", "audio": "x"}
         other = {"type": "session.update", "session": {"type": "realtime"}}
-        for wrong in ("x", {}, {"type": "response.create"}, other, append(b"x"), COMMIT):
+        for wrong in ("x", {}, {"type": "response.create"}, other, bad, COMMIT):
             assert talk(wrong, "error")[-1]["error"]["type"] == "invalid_request_error"
         for _ in range(2):
             talk(append(bytes(1 << 20)))

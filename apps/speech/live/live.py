@@ -25,6 +25,7 @@ from speculative.step.driver import Task, Work
 
 PAUSE = 0.5  # seconds of silence that end an utterance
 _GROWTH = FRAMES  # frames of new sound after which a window is decoded anew
+_CLEAR = 0.8  # the probability of another language that is clearly spoken
 _TOGETHER = 30 * RATE  # samples to take together, if they are there
 
 
@@ -179,7 +180,8 @@ class Live:
         language = pipeline.language
         unknown = pipeline.options.language is None and pipeline.special.languages
         if unknown and self._first / FRAMES == self._start:
-            language = yield from pipeline.detect(window)
+            found, chance = yield from pipeline.detect(window)
+            language = found if language is None or chance > _CLEAR else language
         assert language
         if tries is None:
             pipeline.speak(language)

@@ -17,17 +17,19 @@ def from_ulaw(data: bytes) -> bytes:
 
 
 def resampler(rate: int) -> Callable[[bytes], np.ndarray]:
-    """Makes samples at RATE of 16-bit ones at another rate, piece by piece. Raises InputError without PyAV."""
-    if rate == RATE:
-        return pcm
-    if audio.av is None:
+    """Makes samples at RATE of 16-bit ones in pieces, which may end within one. InputError at another rate without PyAV."""
+    if rate != RATE and audio.av is None:
         raise InputError(f"only {RATE} samples a second {audio.WITHOUT_AV}")
-    made = audio.av.AudioResampler("s16p", "mono", RATE)
+    made = audio.av and audio.av.AudioResampler("s16p", "mono", RATE)
+    rest = bytearray()  # of a sample
 
     def resampled(data: bytes) -> np.ndarray:
-        if not data:  # an empty frame ends the process
-            return pcm(data)
-        frame = audio.av.AudioFrame.from_ndarray(np.frombuffer(data, "<i2")[None], "s16p", "mono")
+        rest.extend(data)
+        whole = bytes(rest[: len(rest) // 2 * 2])
+        del rest[: len(whole)]
+        if rate == RATE or not whole:  # an empty frame ends the process
+            return pcm(whole)
+        frame = audio.av.AudioFrame.from_ndarray(np.frombuffer(whole, "<i2")[None], "s16p", "mono")
         frame.sample_rate = rate
         return pcm(b"".join(audio.samples_of(made, frame)))
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from apps.speech import audio
-from apps.speech.audio import RATE, pcm
+from apps.speech.audio import RATE
 from apps.speech.live.samples import resampler
 from speculative.common.errors import InputError
 
@@ -64,11 +64,9 @@ def _read_stdin(pieces: SimpleQueue[Piece]) -> None:
         ffmpeg = "ffmpeg -i FILE -f s16le -ac 1 -ar 16000 - | transcribe.py --live -"
         pieces.put(InputError(f"standard input is an audio file, not raw PCM: use {ffmpeg}"))
         return
-    for block in chain([b""], blocks):
-        data += block
-        whole = len(data) // 2 * 2
-        pieces.put(pcm(data[:whole]))
-        data = data[whole:]
+    samples = resampler(RATE)
+    for block in chain([data], blocks):
+        pieces.put(samples(block))
         while pieces.qsize() > _WAITING:
             time.sleep(0.05)
     pieces.put(None)
