@@ -94,8 +94,7 @@ class Output:
 
     def write(self, transcript: Transcript, name: str) -> Iterator[tuple[str, str]]:
         """Write each file whole or not at all; yield the reason and the text of each that could not be written."""
-        named = name.replace(LANGUAGE, transcript.language)
-        for each, path in self.files(named).items():
+        for each, path in self.files(name.replace(LANGUAGE, transcript.language)).items():
             text = FORMATS[each](transcript, self.layout)
             try:
                 with replacing(path, self.force) as partial:

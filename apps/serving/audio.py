@@ -30,7 +30,6 @@ OPENAI_NAMES = ("whisper-*", "gpt-*transcribe*", "gpt-*-whisper", "distil-whispe
 _MARKS = string.whitespace + BEFORE + AFTER  # around words, of which OpenAI's have none
 # OpenAI's names of languages, where the CLDR has others
 _NAMES = dict(bn="bengali", mi="maori", my="myanmar", nn="nynorsk", tl="tagalog")
-Part = tuple[Segment, Stats] | Transcript
 
 
 @dataclass
@@ -74,8 +73,8 @@ class Speech:
         if kind in FORMATS and (kind != "json" or wanted.detailed == kind):
             return PlainTextResponse(FORMATS[kind](transcript, wanted.layout))
         # In a thread: the languages' names are read from files.
-        is_verbose = kind == "verbose_json"
-        return JSONResponse(await run_in_threadpool(_body, transcript, task, is_verbose))
+        body = await run_in_threadpool(_body, transcript, task, kind == "verbose_json")
+        return JSONResponse(body)
 
     async def detect_language(self, request: Request) -> Response:
         """whisper-asr-webservice's answer."""
@@ -116,13 +115,12 @@ class Speech:
 
 
 async def _events(
-    parts: AsyncIterator[Part], transcriber: Transcriber | None
+    parts: AsyncIterator[tuple[Segment, Stats] | Transcript], transcriber: Transcriber | None
 ) -> AsyncIterator[str]:
     """A delta for each segment, and the whole text. transcriber: whose tokens' origins are told; None: they are not"""
     async for part in parts:
         if isinstance(part, Transcript):
-            about = {"text": part.text.strip(), "usage": _usage(part)}
-            yield event_of({"type": "transcript.text.done", **about})
+            yield event_of({"type": "transcript.text.done", **_body(part)})
             continue
         segment, stats = part
         event: dict[str, Any] = {"type": "transcript.text.delta", "delta": segment.text}
@@ -135,17 +133,14 @@ async def _events(
         yield event_of(event)
 
 
-def _usage(transcript: Transcript) -> dict[str, Any]:
-    return {"type": "duration", "seconds": round(transcript.duration, 2)}
-
-
 def _language(code: str) -> str:
     """A language's name, as OpenAI has it."""
     return _NAMES.get(code) or name_in("en", code).lower()
 
 
-def _body(transcript: Transcript, task: str | None, verbose: bool) -> dict[str, Any]:
-    body: dict[str, Any] = {"text": transcript.text.strip(), "usage": _usage(transcript)}
+def _body(transcript: Transcript, task: str | None = None, verbose: bool = False) -> dict[str, Any]:
+    usage = {"type": "duration", "seconds": round(transcript.duration, 2)}
+    body: dict[str, Any] = {"text": transcript.text.strip(), "usage": usage}
     if verbose:
         language = _language(transcript.language)
         segments = [segment.to_dict() for segment in transcript.segments]

@@ -63,7 +63,7 @@ class _Turns(BaseModel):
     @property
     def pause(self) -> float:
         """Seconds of silence that end an item."""
-        silence = min(max(0.1, self.silence_duration_ms / 1000), 10.0)
+        silence = min(max(100, self.silence_duration_ms), 10_000) / 1000
         return _EAGERNESS[self.eagerness] if self.type == "semantic_vad" else silence
 
 

@@ -1,6 +1,5 @@
 """The options of a transcript and of its subtitles, each declared once: transcribe.py's flags come from them."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -40,8 +39,7 @@ def seconds(text: str) -> tuple[float, ...]:
 
 def _are_clips(times: Sequence[float]) -> bool:
     empty = any(start == end for start, end in zip(times[::2], times[1::2], strict=False))
-    ordered = [*times] == sorted(times) and not empty
-    return ordered and not isinstance(times, str) and all(0 <= t < math.inf for t in times)
+    return all(map(numbers(0).accepts, times)) and [*times] == sorted(times) and not empty
 
 
 _TASK = Values(str, f"one of {', '.join(TASKS)}", TASKS.__contains__, choices=TASKS)

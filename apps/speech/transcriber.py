@@ -145,8 +145,7 @@ class Transcriber:
     def detection(self, samples: np.ndarray) -> Task:
         """A task that finds the language that is spoken first in a sound: its code, and how probable it is."""
         pipeline = self._pipeline(TranscribeOptions("auto"), leaves_rest=False)
-        begin = first_speech(samples) * HOP
-        heard = samples[begin : begin + pipeline.longest * HOP]
+        heard = samples[first_speech(samples) * HOP :][: pipeline.longest * HOP]
         return pipeline.detect(pipeline.window(log_mel(heard, pipeline.config.num_mel_bins)))
 
     def live(self, options: TranscribeOptions, on_heard: OnHeard, pause: float = PAUSE) -> Live:

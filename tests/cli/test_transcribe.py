@@ -133,32 +133,23 @@ def test_files_that_cannot_be_written_show_before_any_is_transcribed(folder):
     assert not list((folder / "late").iterdir())
 
 
-def test_a_name_that_ends_as_its_format_does_is_the_files_own(folder):
-    transcribe(folder, "one.wav", *MODELS, "-f", "srt", "-o", "named", "--output-name", "n.srt")
-    assert [path.name for path in (folder / "named").iterdir()] == ["n.srt"]
-
-
 def test_subtitles_lie_beside_their_films_with_their_languages(folder):
     films = [folder / "films" / name for name in ("A [1].wav", "b/B.wav")]
     for film in films:
         film.parent.mkdir(exist_ok=True)
         film.write_bytes((folder / "one.wav").read_bytes())
-    arguments = (*films, *MODELS, "-f", "srt", "-o", "{folder}", "--output-name")
-    assert transcribe(folder, *arguments, "{name}.{language}.srt").returncode == 0
-    found = json.loads(transcribe(folder, films[0], *MODELS, "-f", "json").stdout)
-    written = [film.with_suffix(f".{found['language']}.srt") for film in films]
-    assert all("-->" in path.read_text() for path in written)
-    again = (*arguments, "{name}.{language}")
-    refused = transcribe(folder, *again, "--model", "none that is loaded")
-    assert refused.returncode == 1 and f"{written[0].name} already exists" in refused.stderr
-    written[1].unlink()
+    arguments = *films, *MODELS, "-f", "srt", "-o", "{folder}", "--output-name"
+    transcribe(folder, *arguments, "{name}.{language}.srt")  # an ending that is the format's
+    code = json.loads(transcribe(folder, films[0], *MODELS, "-f", "json").stdout)["language"]
+    assert all("-->" in film.with_suffix(f".{code}.srt").read_text() for film in films)
+    again = *arguments, "{name}.{language}"
+    refused = transcribe(folder, *again, "--model", "none that is loaded").stderr
+    assert f"A [1].{code}.srt already exists" in refused
+    films[1].with_suffix(f".{code}.srt").unlink()
     assert "1 of 2 files were transcribed before" in transcribe(folder, *again, "--resume").stderr
     for flags, language in ((("--language", "German"), "de"), (("--task", "translate"), "en")):
-        if language != found["language"]:
-            assert transcribe(folder, *again, "--resume", *flags).returncode == 0
+        transcribe(folder, *again, "--resume", *flags)
         assert all(film.with_suffix(f".{language}.srt").exists() for film in films)
-    others = [path for path in (folder / "films").rglob("*") if path.suffix not in (".wav", ".srt")]
-    assert others == [folder / "films" / "b"]
 
 
 def test_what_cannot_be_written_is_printed_and_the_others_go_on(folder, monkeypatch):
