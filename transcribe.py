@@ -62,7 +62,7 @@ def parse_args(argv: list[str] | None = None):
          help="all: one file per format, needs --output-dir (default: txt)")
     flag("--output-dir", "-o", type=cli.path, metavar="FOLDER",
          help="write files here, named after the audio file; {folder}: beside it (default: print)")
-    flag("--output-name", type=cli.name, metavar="NAME", 
+    flag("--output-name", type=cli.name, metavar="NAME",
          help="name of the output, for a single audio file; or for all a pattern, such as {name}.{language}")
     flag("--force", action="store_true", help="replace files that exist")
     flag("--resume", action="store_true", help="go on with a run that was interrupted: pass over what has its files")
@@ -110,7 +110,7 @@ def unused(args: argparse.Namespace) -> Iterator[tuple[Iterable[str], str]]:
 
 
 def sounds_and_names(args: argparse.Namespace, output: Output) -> list[tuple[str, str]]:
-    """The sounds whose files are not all there, with these files without their formats. InputError or OSError if one cannot be written."""
+    """The sounds whose files are not all there, each with its files without formats. Errors: as of `Output.check`."""
     pattern = f"{args.output_dir}/{args.output_name or '{name}'}"
     if len(args.audio) > 1 and "{name}" not in pattern:
         raise InputError("--output-name works for one file only, unless {name} is in it")

@@ -93,7 +93,7 @@ async def sound_request(request: Request, limits: Limits, kind: type[SoundReques
         name = name.partition("[")[0]  # some mark lists by name[] or name[0]
         name = _NAMES.get(name, name)
         if name in _LISTS:  # as JSON, with commas, or one by one
-            value = re.sub(r'[][" ]', "", f"{fields.get(name, '')},{value}").strip(",")
+            value = re.sub(r"""[][\s"']""", "", f"{fields.get(name, '')},{value}").strip(",")
         if value != "" and name not in _UNUSED:  # clients send fields without a value
             fields[name] = value
     texts = {name: str(fields.pop(name)) for name in [*fields] if name in OPTIONS}
