@@ -5,10 +5,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from apps.documents.inline import STAND_IN, Event
+from apps.documents.inline import Event
+from apps.documents.paragraph import ATOM, STOOD_FOR, is_glued
 
 _KEPT = "kept"
-_WORD = re.compile(r"\w+|[^\w\s]")
+_ENDS = slice(1), slice(-1, None)
 Events = Callable[[str], Iterable[Event]]  # of some markup
 
 
@@ -20,7 +21,10 @@ class Outline:
     parts: Counter[tuple[str, str]] = field(default_factory=Counter)
     loose: list[str] = field(default_factory=list)  # tags that have no partner, in their order
     looks: Counter[str] = field(default_factory=Counter)
-    shown: str = ""  # the words that a reader sees
+    shown: str = ""  # what a reader sees
+    # What is shown without words, and on which side it has white space, or lacks it
+    spaced: Counter[tuple[str, str]] = field(default_factory=Counter)
+    glued: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 def outline_of(events: Iterable[Event]) -> Outline:
@@ -28,13 +32,19 @@ def outline_of(events: Iterable[Event]) -> Outline:
     stack = list[Event]()  # of elements that are open
     parents = [""]
     shown = list[str]()
+    atoms = list[str]()
     for event in events:
         if event.kind == "text":
             shown.append(event.words)
         elif event.mark == "run":
             continue
-        elif event.kind == "anchor":
+        elif event.kind in ("anchor", "place"):
             outline.parts[event.raw, _KEPT] += 1
+            if event.words:
+                shown.append(STOOD_FOR)
+            elif event.kind == "anchor":
+                shown.append(ATOM)
+                atoms.append(event.raw)
         elif event.kind == "open":
             stack.append(event)
             if event.mark == "look":
@@ -50,11 +60,19 @@ def outline_of(events: Iterable[Event]) -> Outline:
             outline.loose.append(f"{event.raw} in {len(stack)}")
     outline.loose += [event.raw for event in stack]
     outline.shown = "".join(shown)
+    places = re.finditer(ATOM, outline.shown)
+    for raw, at in zip(atoms, map(re.Match.start, places), strict=True):
+        before = outline.shown[max(at - 1, 0) : at]
+        behind = outline.shown[at + 1 : at + 2]
+        outline.spaced[raw, "before"] += before.isspace()
+        outline.spaced[raw, "behind"] += behind.isspace()
+        outline.glued[raw, "before"] += is_glued(before, behind.strip() or ATOM)
+        outline.glued[raw, "behind"] += is_glued(ATOM, behind)
     return outline
 
 
-def with_kept(events: Events, raw: str, kept: Mapping[str, str]) -> Iterator[Event]:
-    """The parts of some markup, of which some pieces stay as they are. kept: these, with what they show in the text"""
+def with_kept(events: Events, raw: str, kept: Mapping[str, Event]) -> Iterator[Event]:
+    """The parts of some markup, of which some pieces stay as they are. kept: by what is written"""
     pieces = re.compile("|".join(map(re.escape, sorted(kept, key=len, reverse=True))))
     end = 0
     for event in events(raw):
@@ -65,10 +83,7 @@ def with_kept(events: Events, raw: str, kept: Mapping[str, str]) -> Iterator[Eve
             yield event
             continue
         end = piece.end()
-        shown = kept[piece[0]]
-        if shown in ("", STAND_IN):
-            yield Event("anchor", event.start, end, raw=piece[0])
-        yield Event("text", event.start, end, shown.replace(STAND_IN, " "))
+        yield kept[piece[0]]._replace(start=event.start, stop=end, raw=piece[0])
 
 
 def fault_of(source: Outline, new: Outline, text: str, own_words: Iterable[str] = ()) -> str | None:
@@ -79,8 +94,14 @@ def fault_of(source: Outline, new: Outline, text: str, own_words: Iterable[str] 
             return f"{raw:.40} is not there as often as in the source"
     if lost or source.loose != new.loose or new.looks - source.looks:
         return "its elements are not those of the source"
-    shown = _WORD.findall(new.shown)
-    expected = _WORD.findall(text)
+    for (raw, side), count in (source.spaced + new.glued).items():
+        if count > source.parts[raw, _KEPT]:
+            return f"the white space {side} {raw:.40} is lost"
+    if any(source.shown[end].isspace() > new.shown[end].isspace() for end in _ENDS):
+        return "the white space at its ends is lost"
+    shown, expected = (
+        each.replace(ATOM, "").replace(STOOD_FOR, " ").split() for each in (new.shown, text)
+    )
     if own_words:
         expected = sorted("".join([*expected, *own_words]).replace(" ", ""))
         shown = sorted("".join(shown))

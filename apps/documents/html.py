@@ -1,7 +1,7 @@
 """HTML: the text between the tags. Tags, scripts, styles, code and what is not to be translated stay."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from html import escape
@@ -11,7 +11,7 @@ from apps.documents.document import Change, Document, Passage, Span, as_text, ed
 from apps.documents.inline import STAND_IN, Event, paragraphs_of
 from apps.documents.language import LanguageChange
 from apps.documents.markup import Markup, in_markup
-from apps.documents.paragraph import Paragraph
+from apps.documents.paragraph import Paragraph, is_glued
 from apps.documents.sentences import ADDRESS
 from apps.documents.tags import (
     attributes_in,
@@ -25,13 +25,13 @@ from apps.documents.tags import (
 from speculative.text.languages import direction
 
 _BLOCKS = set(  # all others are within a sentence
-    "address area article aside audio base blockquote body caption center col colgroup dd details dialog dir div dl dt fieldset"
-    " figcaption figure footer form frame frameset h1 h2 h3 h4 h5 h6 head header hgroup hr html legend li link main map menu"
-    " meta nav noframes noscript ol optgroup option p param pre search section select source style summary table tbody td"
-    " template tfoot th thead title tr track ul video".split()
+    "address area article aside audio base blockquote body button caption center col colgroup dd details dialog dir div dl dt"
+    " fieldset figcaption figure footer form frame frameset h1 h2 h3 h4 h5 h6 head header hgroup hr html input label legend li"
+    " link main map menu meta nav noframes noscript ol optgroup option p param pre search section select source style summary"
+    " table tbody td template textarea tfoot th thead title tr track ul video".split()
 )
 # Kinds of marks; all others are "element". The check alone sees inside of what is read as one text.
-_PHRASES = "abbr acronym b bdi bdo big cite data del dfn em font i ins label mark nobr q s small span strike strong sub sup time u"
+_PHRASES = "abbr acronym b bdi bdo big cite data del dfn em font i ins mark nobr q s small span strike strong sub sup time u"
 _MARKS = dict.fromkeys(_PHRASES.split(), "look") | {"a": "link"}
 _CHECKED = _MARKS | {"ruby": "run", "rb": "run"}
 # What stays, with what it shows in the text: elements, and classes and roles
@@ -40,9 +40,8 @@ _STAYS = {
     **dict.fromkeys("code kbd math mjx-container samp tt var".split(), STAND_IN),
 }
 _STAYING_CLASSES = {
-    **dict.fromkeys("pagenum pageno page-number pagenumber pagebreak doc-pagebreak".split(), ""),
-    **dict.fromkeys("katex katex-display mathjax mathjax_display mathjax_svg".split(), STAND_IN),
-    **dict.fromkeys("mathjax_chtml notranslate".split(), STAND_IN),
+    "": re.compile(r"(?i)(?:.*-)?page-?(?:no|num|number|break|list)"),
+    STAND_IN: re.compile(r"(?i)katex(?:-\w+)?|mathjax(?:_\w+)?|notranslate"),
 }
 _READING = re.compile(r"(?i)<(rt|rp)\b[^>]*>[^<]*</\1\s*>|<[^>]*>")
 _NOTE = re.compile(r"[\[(]\s*(?:\d{1,3}|[a-z]|[*†‡§¶↩↑]+)\s*[\])]|\d{1,3}|[*†‡§¶↩↑^]*")
@@ -51,7 +50,12 @@ _SPACE = " \t\r\n\f"
 _SPACES = re.compile(f"[{_SPACE}]+")
 # The words of a text, and the space at its ends; a CDATA section
 _PARTS = re.compile(rf"(?s:<!\[CDATA\[.*)|[{_SPACE}]+|[^{_SPACE}]+(?:[{_SPACE}]++[^{_SPACE}]++)*+")
-_READ = {"alt", "title", "aria-label", "placeholder"}
+_READ = {"alt", "title", "aria-label", "placeholder", "label"}
+# Tags of which value or content is read, too
+_WORDED = re.compile(
+    r"""(?i)<input\b[^>]*\stype\s*=\s*["']?(?:submit|reset|button)\b"""
+    r"""|<meta\b[^>]*\s(?:name|property)\s*=\s*["']?(?:(?:og|twitter):)?(?:title|description)\b"""
+)
 _SINGLE = {"title", "nav", "option"}  # where no source stands beside its translation
 _LANGUAGE = {False: "lang", True: "xml:lang"}  # the attribute of HTML and of XML
 _LABEL = re.compile(r"(?i)\s(?:(?:xml:)?lang|dir)\s*=")
@@ -124,7 +128,10 @@ class _PageReader:
         self.added = {"html": _LANGUAGE[is_xml]}  # names of elements, and what should name theirs
         self.stays = stays
         self.tokens = [*html_tokens(source, is_xml)]
+        if is_xml and is_html:  # m:math
+            self.tokens = [each._replace(name=each.name.rpartition(":")[2]) for each in self.tokens]
         self.ends = ends_of(self.tokens)
+        self.firsts = {last: first for first, last in self.ends.items()}
         self.wholes = dict[int, Event]()  # by the number of their first tag
         self.attributes = list[Passage]()  # that are read
         self.labels = list[Event]()  # tags that name a language or its direction, or should
@@ -161,10 +168,13 @@ class _PageReader:
                 continue
             is_block = token.name != "" and number in blocks
             last = self.ends.get(number, number)
-            if is_block:
+            touches = self._touches(number) if self.is_html else ""
+            if is_block or touches == "item":
                 for each in paragraphs_of(source, events):
                     yield replace(each, is_single=number <= single)
                 events = []
+            elif touches:
+                events.append(Event("text", token.start, token.start, " "))
             if token.name in _SINGLE:
                 single = max(single, last)
             whole = self.wholes.get(number)
@@ -173,6 +183,9 @@ class _PageReader:
                 after = last + 1
             elif token.kind == "text":
                 for part in _PARTS.finditer(source, token.start, token.stop):
+                    if events and events[-1].kind == "break" and part[0].isspace():
+                        events[-1] = events[-1]._replace(stop=part.end())
+                        continue
                     events.append(Event("text", *part.span(), _shown(part[0])))
             elif not is_block:
                 events.append(self._event(token))
@@ -191,7 +204,10 @@ class _PageReader:
                 after = last + 1
                 continue
             if self.is_html and token.name != "link":  # whose title is a name
-                self.attributes += attributes_in(self.source, token[1:3], _READ)
+                names = {*_READ}
+                if _WORDED.match(self.source, token.start):
+                    names |= {"value", "content"}
+                self.attributes += attributes_in(self.source, token[1:3], names)
             if token.name == "html" or _LABEL.search(self.source, token.start, token.stop):
                 self.labels.append(token)
 
@@ -225,9 +241,10 @@ class _PageReader:
         if attributes.get("translate", "").lower() == "no":
             return STAND_IN
         roles = [attributes.get(name, "") for name in ("class", "role", "epub:type")]
-        for name in " ".join(roles).lower().split():
-            if name in _STAYING_CLASSES:
-                return _STAYING_CLASSES[name]
+        for name in " ".join(roles).split():
+            for shown, pattern in _STAYING_CLASSES.items():
+                if pattern.fullmatch(name):
+                    return shown
         if not self.is_html or token.name != "a" or last - first > _SHORT:
             return None
         texts = [each for each in self.tokens[first:last] if each.kind == "text"]
@@ -236,9 +253,34 @@ class _PageReader:
             return STAND_IN
         return "" if _NOTE.fullmatch(words) else None
 
+    def _touches(self, second: int) -> str:
+        """Whether an element's words touch those of the one before and are no part of the same word: "item" if they are a text
+        of their own, "word" if they may be in the same sentence, else nothing."""
+        first = self.firsts.get(second - 1)
+        if first is None or second not in self.ends or self.wholes.keys() & {first, second}:
+            return ""
+        before = self._text_in(range(second - 1, first, -1))
+        behind = self._text_in(range(second, self.ends[second]))
+        if not (is_glued(before[-1:], behind[:1]) and behind[0].isalnum()):
+            return ""
+        one, other = (self.tokens[number] for number in (first, second))
+        is_alike = self.source[one.start : one.stop] == self.source[other.start : other.stop]
+        if "look" not in (_MARKS.get(one.name), _MARKS.get(other.name)):
+            return "item"
+        if len(before) == 1 or not (is_alike or behind[0].isupper()):
+            return ""
+        return "word" if behind[0].islower() else "item"
+
+    def _text_in(self, numbers: Iterable[int]) -> str:
+        """The first text of these tokens, if there is one."""
+        texts = (each for each in map(self.tokens.__getitem__, numbers) if each.kind == "text")
+        return next((self.source[each.start : each.stop] for each in texts), "")
+
     def _event(self, token: Event) -> Event:
         if token.name == "br" and self.is_html:
             return token._replace(kind="break", words=" ")
+        if token.kind == "anchor" and token.name in ("", "wbr"):  # comments and the like
+            return token._replace(kind="place")
         return token._replace(mark=_MARKS.get(token.name, "element"))
 
 

@@ -1,23 +1,31 @@
 """The parts of markup, and the paragraphs that they make."""
 
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, count, groupby, pairwise
 from typing import NamedTuple
 
-from apps.documents.paragraph import HOLE, Mark, Paragraph, Run, has_words
-from apps.documents.sentences import runs_on
+import regex
+
+from apps.documents.paragraph import ATOM, HOLE, Mark, Paragraph, Run, Spaces, has_words
+from apps.documents.sentences import is_unspaced, runs_on
+from speculative.text.scripts import SENTENCE_ENDED
 
 STAND_IN = "{}"  # shows a field or the like in the text, where it is numbered
 MAX_MARKS = 400  # of a paragraph; with more, it is written without them
+_NUMBER = regex.compile(r"(?=.*[\p{N}\p{S}*†‡§¶])\P{L}*", regex.DOTALL)  # or a sign
+_RAISED = re.compile(r'su[bp]\Z|.*"(?:sub|super)script"', re.DOTALL)  # an element's name, a look
+_BEGINNING = regex.compile(r"\P{L}*+(?!\p{Ll})\p{L}")  # of a sentence
+_NEAR = 40  # characters: longer texts are no numbers
 
 
 class Event(NamedTuple):
     """A part of some markup.
 
-    kind: "text"; "anchor"; "break", an anchor that is shown as its words, for a line break a space; "open" and "close", of
-          something around words; or "hole", which has paragraphs of its own
+    kind: "text"; "anchor"; "place", an anchor that nobody sees; "break", an anchor that is shown as its words, for a line
+          break a space; "open" and "close", of something around words; or "hole", which has paragraphs of its own
     mark: the kind of mark that is opened; for the check alone "run", which may be lost, doubled or split
     """
 
@@ -39,12 +47,12 @@ def paragraphs_of(
     """The paragraphs of these parts of a source. breaks: where lines begin in it that a paragraph's translation has, too;
     drops: see `Paragraph`; its spans are to be the lines'"""
     for part in _split(events):
-        if not drops:
-            part = _trimmed(part)
         if sum(event.kind != "text" for event in part) > MAX_MARKS:
             part = [event for event in part if event.kind in ("text", "hole")]
+        if not drops:
+            part = _trimmed(_with_numbers(part))
         if any(event.kind == "text" and event.words.strip() for event in part):
-            yield _Builder(source, part).paragraph(breaks, drops)
+            yield _Builder(source, part, drops).paragraph(breaks)
 
 
 def _split(events: Sequence[Event]) -> Iterator[Sequence[Event]]:
@@ -89,26 +97,71 @@ def _trimmed(events: Sequence[Event]) -> Sequence[Event]:
     return events[min(stay) : max(stay) + 1] if stay else []
 
 
+def _with_numbers(events: Sequence[Event]) -> Sequence[Event]:
+    """The events, in which an element or a run is an anchor if it is a number and no word of the sentence."""
+    shown = "".join(event.words for event in events)
+    places = [*accumulate((len(event.words) for event in events), initial=0)]
+    looks = [event.run and event.run.look for event in events]
+    lasts = _ends(events)  # of elements and of runs that look alike
+    for look, group in groupby(range(len(events)), looks.__getitem__):
+        alike = [*group]
+        if look is not None:
+            lasts[alike[0]] = alike[-1]
+    new = list[Event]()
+    after = 0
+    for first, event in enumerate(events):
+        if first < after:
+            continue
+        last = lasts.get(first)
+        if last is not None and event.mark != "range":
+            names = (looks[i] or events[i].name for i in range(first, last + 1))
+            if _is_apart(shown, places[first], places[last + 1], any(map(_RAISED.match, names))):
+                stop = events[last]
+                event = Event(
+                    "anchor", event.start, stop.stop, before=event.before, after=stop.after
+                )
+                after = last + 1
+        new.append(event)
+    return new
+
+
+def _is_apart(shown: str, start: int, stop: int, is_raised: bool) -> bool:
+    """Whether there is a number that is raised, as in m2, or ends a word, or stands before a sentence; H2O is a word."""
+    if stop - start > _NEAR or not _NUMBER.fullmatch(shown, start, stop):
+        return False
+    before = shown[max(start - _NEAR, 0) : start]
+    behind = shown[stop : stop + _NEAR]
+    has_spaces = not is_unspaced(before[-1:])
+    if has_spaces and before[-1:].isalpha() and behind[:1].isalpha():
+        return False
+    if is_raised or (has_spaces and before[-1:].isalnum()):
+        return True
+    begins = not before.strip() or SENTENCE_ENDED.search(before)
+    return bool(begins and _BEGINNING.match(behind))
+
+
 class _Builder:
     """Builds the text and the marks of a paragraph from its events."""
 
-    def __init__(self, source: str, events: Sequence[Event]):
+    def __init__(self, source: str, events: Sequence[Event], drops: bool):
         self._source = source
         self._events = events
+        self._drops = drops
         self._ends = _ends(events)
         self._has_words = [*accumulate((event.words != "" for event in events), initial=0)]
-        self._widened = set[int]()  # events behind which a space is left out of the text
+        self._spaces = dict[int, Spaces]()  # of what is shown, but has no words, by its number
         texts = [*self._texts()]
         self._text = "".join(texts).rstrip()
         places = accumulate(map(len, texts), initial=0)
         self._places = [min(place, len(self._text)) for place in places]  # of events in the text
+        self._edges = self._find_spaces()
 
-    def paragraph(self, breaks: Sequence[int], drops: bool) -> Paragraph:
+    def paragraph(self, breaks: Sequence[int]) -> Paragraph:
         first = self._events[0]
         last = self._events[-1]
         marks = [*self._marks()]
         plain = self._plain_run(marks)
-        marks = [*marks, *self._runs(plain, marks)]
+        marks = [*marks, *self._runs(plain, marks), *self._edge()]
         if len(marks) > MAX_MARKS:
             marks = [mark for mark in marks if mark.kind != "run"]
         marks.sort(key=lambda mark: (mark.source_span[0], -mark.source_span[1]))
@@ -120,12 +173,12 @@ class _Builder:
             tuple(zip(cuts[::2], cuts[1::2], strict=True)),
             formatting=tuple(mark.span for mark in marks),
             breaks=tuple(self._lines(breaks)),
-            raw=self._source[first.start : last.stop] if drops else "",
+            raw=self._source[first.start : last.stop] if self._drops else "",
             longest=max(words, key=lambda span: span[1] - span[0]),
             marks=tuple(marks),
             run=plain,
             ends=(first.before.tail if first.before else "", last.after.head if last.after else ""),
-            drops=drops,
+            drops=self._drops,
         )
 
     def _texts(self) -> Iterator[str]:
@@ -133,17 +186,49 @@ class _Builder:
         words = "".join(event.words for event in self._events)
         names = (name for name in map("{{{}}}".format, count(1)) if name not in words)
         has_space = True
-        for number, event in enumerate(self._events):
+        for event in self._events:
             text = event.words
             if text == STAND_IN:
                 text = next(names)
             elif text.startswith(" ") and has_space and not event.run:
                 text = text[1:]
-                if event.kind == "text":
-                    self._widened.add(number - 1)
             yield text
             if text:
                 has_space = text.endswith(" ")
+
+    def _find_spaces(self) -> Spaces:
+        """Find the white space around what is shown, but has no words; return that before and behind all."""
+        shown = list[str]()
+        after = 0
+        for first, event in enumerate(self._events):
+            last = self._ends.get(first, first)
+            has_words = self._has_words[first] < self._has_words[last + 1]
+            if first < after:
+                continue
+            if has_words:
+                raw = self._source[event.start : event.stop]
+                shown.append(raw if raw.isspace() and not self._drops else event.words)
+            elif event.kind == "anchor" or (last > first and event.mark != "range"):
+                after = last + 1
+                self._spaces[first] = "", ""
+                shown.append(ATOM)
+        before, *others = "".join(shown).split(ATOM)
+        edge = before[: len(before) - len(before.lstrip())]
+        for number, behind in zip(self._spaces, others, strict=True):
+            space = behind[: len(behind) - len(behind.lstrip())]
+            self._spaces[number] = before[len(before.rstrip()) :], space
+            before = behind
+        return edge, before[len(before.rstrip()) :]
+
+    def _edge(self) -> Iterator[Mark]:
+        """The white space before and behind all words, within elements, as a mark around them."""
+        before, behind = self._edges
+        if self._text[:1].isspace():  # which has it
+            before = ""
+        if (before or behind) and not self._drops:
+            shown = [event for event in self._events if event.words]
+            source_span = shown[0].start, shown[-1].stop
+            yield Mark((0, len(self._text)), source_span, before, behind, "edge")
 
     def _lines(self, breaks: Sequence[int]) -> Iterator[int]:
         """The places in the text where lines begin."""
@@ -216,14 +301,12 @@ class _Builder:
         kind = event.kind
         if kind in ("open", "close") and first == last:
             kind = "loose"
-        elif kind != "break":
+        elif kind != "break" and (kind != "place" or event.words):
             kind = "anchor"
         span = self._places[first], self._places[last + 1]
         stop = self._events[last].stop
         raw = self._raw(first, last)
-        if last in self._widened:
-            raw += self._source[stop]
-        return Mark(span, (event.start, stop), raw, kind=kind)
+        return Mark(span, (event.start, stop), raw, kind=kind, spaces=self._spaces.get(first))
 
     def _raw(self, first: int, last: int) -> str:
         """The source from one event to another, with all of the runs that it begins and ends in."""

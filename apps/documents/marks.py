@@ -45,7 +45,9 @@ def target_of(source: str, text: str, mark: Span, align: Align | None = None) ->
     start, end = _trimmed(source, mark)
     words = source[start:end].strip()
     letters = WORD.search(text)
-    if (start, end) == (0, 1) and source[:2].isalpha() and letters:  # a drop cap
+    if (
+        (start, end) == (0, 1) and len(source) > 1 and source[:2].isalpha() and letters
+    ):  # a drop cap
         return (letters.start(), letters.start() + 1), True
     if words and words == source.strip():
         return _trimmed(text, (0, len(text))), True
@@ -118,5 +120,6 @@ def _same_place(source: str, text: str, at: int) -> int:
 
 
 def _neighbours(text: str, at: int) -> list[tuple[bool, bool]]:
-    """The kinds of the characters before and after a place."""
-    return [(each.isalnum(), each.isspace()) for each in (text[at - 1 : at], text[at : at + 1])]
+    """The kinds of the characters before and after a place; an end is as white space."""
+    sides = text[max(at - 1, 0) : at], text[at : at + 1]
+    return [(each.isalnum(), not each.strip()) for each in sides]

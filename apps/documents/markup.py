@@ -18,7 +18,7 @@ from apps.documents.document import (
     Targets,
     in_text,
 )
-from apps.documents.inline import STAND_IN
+from apps.documents.inline import Event
 from apps.documents.marks import targets_of
 from apps.documents.paragraph import Paragraph, Writer, lost_marks, placed, plain_spans
 
@@ -80,7 +80,7 @@ def _fit(
         writer = Writer(paragraph, new, spans, written)
         parts = writer.parts()
         after = outline_of(with_kept(markup.events, "".join(parts), kept))
-        shown = outline_of(markup.events(written(words))).shown
+        shown = outline_of(markup.events(written(writer.words()))).shown
         fault = fault_of(before, after, shown, writer.own_words())
         if not fault:
             problems += [f"check the {kind} of {of!r}" for kind, of in lost if kind != "look"]
@@ -130,16 +130,17 @@ def _repeatable(raw: str) -> str:
     return raw if is_code else _ONCE.sub("", raw)
 
 
-def _kept(source: str, paragraph: Paragraph) -> Mapping[str, str]:
-    """The markup that stays as it is, with what it shows in the text."""
-    kept = dict[str, str]()
+def _kept(source: str, paragraph: Paragraph) -> Mapping[str, Event]:
+    """The markup that stays as it is, as a part for the check."""
+    kept = dict[str, Event]()
     for mark in paragraph.marks:
         shown = paragraph.text[slice(*mark.span)]
-        if mark.kind == "anchor" and shown.startswith("{"):
-            shown = STAND_IN
-        if mark.kind in ("anchor", "break"):
+        kind = mark.kind
+        if kind == "break" and shown:
+            kind = "text"
+        if mark.is_anchor and kind != "loose":
             raw = source[slice(*mark.source_span)].strip()
-            kept[raw] = shown
+            kept[raw] = Event(kind, 0, 0, shown)
             if shown:
-                kept[_repeatable(raw)] = shown
+                kept[_repeatable(raw)] = kept[raw]
     return kept

@@ -1,7 +1,7 @@
 """Paragraphs of markup: a text and its marks, and how a translation is written with them, in its own order."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
@@ -9,10 +9,15 @@ from typing import NamedTuple
 import regex
 
 from apps.documents.document import Passage, Span, Target
+from speculative.text.scripts import AFTER, BEFORE
 
 HOLE = "\0"  # stands for markup that has paragraphs of its own and is not written anew
-_HIDDEN = "\1"  # stands for characters that are not written
+STOOD_FOR = "\1"  # stands for what has a name such as {1} in the text
+ATOM = "\0"  # stands for what is shown, but has no words
 _APART = {"link", "change", "element"}  # marks that are not in each other if not in the source
+
+
+Spaces = tuple[str, str]  # white space before and behind something
 
 
 class Run(NamedTuple):
@@ -28,8 +33,9 @@ class Mark:
     """Markup around words of a text or, as an anchor, at a place in it.
 
     kind: "run", of Word, which has no markup of its own; "look", which like it may become plain; "link", which keeps a word;
-          "change"; "element"; "range", which may begin and end in different elements; "anchor"; "break", an anchor that is
-          shown as its words and goes where they go; or "loose", a tag whose partner is elsewhere
+          "change"; "element"; "range", which may begin and end in different elements; "edge", white space around all words;
+          "anchor"; "place", an anchor that nobody sees; "break", one that is shown as its words and goes where they go; or
+          "loose", a tag whose partner is elsewhere
     """
 
     span: Span  # of the words in the text; an anchor stands for them
@@ -39,17 +45,18 @@ class Mark:
     kind: str = "anchor"
     run: Run | None = None  # what its words are written in
     own_words: str = ""  # a link's, for a text that has none for it
+    spaces: Spaces | None = None  # before and behind an anchor that is shown, but has no words
 
     @property
     def is_anchor(self) -> bool:
-        return self.kind in ("anchor", "break", "loose")
+        return self.kind in ("anchor", "place", "break", "loose")
 
     @property
     def may_be_plain(self) -> bool:
         return self.kind in ("run", "look")
 
     def holds(self, other: "Mark") -> bool:
-        if self.is_anchor or self.kind == "run" or self is other:
+        if self.is_anchor or self.kind in ("run", "edge") or self is other:
             return False
         start, stop = self.source_span
         return start <= other.source_span[0] and other.source_span[1] <= stop
@@ -76,6 +83,11 @@ class Paragraph(Passage):
             if name.startswith("{"):
                 text = text.replace(name, by * len(name))
         return text
+
+
+def is_glued(before: str, after: str) -> bool:
+    """Whether two characters that have no white space between them should have one: they are no marks that join words."""
+    return not (before.isspace() or after.isspace() or before in BEFORE or after in AFTER)
 
 
 def has_words(text: str) -> bool:
@@ -203,7 +215,7 @@ class Writer:
     ):
         self._paragraph = paragraph
         self._text = text
-        self._visible = paragraph.without_stand_ins(text, _HIDDEN)
+        self._visible = [*paragraph.without_stand_ins(text, STOOD_FOR)]
         self._escape = escape
         self._marks = [*zip(paragraph.marks, spans, strict=True)]
         self._runs = [paragraph.run] * len(text)  # of each character: the shortest mark's
@@ -211,14 +223,43 @@ class Writer:
             if mark.run:
                 self._runs[begin:end] = [mark.run] * (end - begin)
 
+        ends = {mark.source_span[1]: (mark.span[1], span[1]) for mark, span in self._marks}
+        for mark, span in self._marks:
+            end, stop = ends.get(mark.source_span[0], (0, 0))
+            if paragraph.text[end : mark.span[0]] == text[stop : span[0]] == " ":
+                self._visible[stop] = ""  # two that touch, though not for the model
+
+    def words(self) -> str:
+        """The text as it is shown, with spaces for what has no words."""
+        return "".join(self._visible).replace(STOOD_FOR, " ")
+
     def parts(self) -> list[str]:
         """The markup for the paragraph's spans."""
         before, after = self._paragraph.ends
         parts = [before]
         end = 0
-        for order, raw, stop in sorted(self._tags(), key=itemgetter(0)):
-            parts += [self._between(end, order[0]), raw]
+        last = ""  # character that is shown
+        wanted = ""  # space behind that
+        for order, raw, stop, spaces in sorted(self._tags(), key=itemgetter(0)):
+            parts.append(self._between(end, order[0]))
+            if order[0] > end:
+                last = self._text[order[0] - 1]
+                wanted = ""
             end = max(end, stop)
+            follows = self._text[end : end + 1]
+            if not spaces:
+                parts.append(raw)
+                continue
+            space = spaces[0] or wanted
+            next_to = ATOM if spaces[1] else follows.strip() or ATOM
+            if space and is_glued(last, next_to):
+                parts.append(self._in_run(space, self._paragraph.run))
+            parts.append(raw)
+            last = ATOM
+            wanted = spaces[1]
+            if wanted and is_glued(ATOM, follows):
+                parts.append(self._in_run(wanted, self._paragraph.run))
+                last = wanted
         return "".join([*parts, self._between(end, len(self._text)), after]).split(HOLE)
 
     def own_words(self) -> list[str]:
@@ -226,24 +267,32 @@ class Writer:
         empty = (mark for mark, (begin, end) in self._marks if begin == end)
         return [mark.own_words for mark in empty if mark.own_words]
 
-    def _tags(self) -> Iterator[tuple[tuple[int, ...], str, int]]:
-        """Markup with its order and where the text goes on. The order begins with its place in the text; at one place come
-        ends, the inner ones first, then what has no words, then begins, the outer ones first."""
+    def _tags(self) -> Iterator[tuple[tuple[int, ...], str, int, Spaces | None]]:
+        """Markup with its order, where the text goes on, and the space that it needs if it is shown. The order begins with its
+        place in the text; at one place come ends, the inner ones first, then what has no words, then begins, the outer ones
+        first."""
         for number, (mark, (begin, end)) in enumerate(self._marks):
             start, stop = mark.source_span
             is_look = mark.kind == "look" and self._paragraph.drops
             if mark.kind == "run" or (is_look and begin == end):
                 continue
-            if begin == end:
+            if mark.kind == "edge":
+                for at, place, space in ((begin, start, mark.opens), (end, stop, mark.closes)):
+                    order = self._place(replace(mark, source_span=(place, place)), at)
+                    yield (*order, place), self._in_run(space, self._paragraph.run), at, None
+            elif begin == end:
                 order = self._place(mark, begin)
-                opens, closes = self._without_words(mark, begin)
-                yield ((*order, start), opens, begin)
-                yield ((*order, stop), closes, begin)
+                opens, spaces = self._without_words(mark)
+                if mark.is_anchor:
+                    yield (*order, start), opens, begin, spaces
+                    continue
+                yield (*order, start), opens, begin, spaces and (spaces[0], "")
+                yield (*order, stop), mark.closes, begin, spaces and ("", spaces[1])
             elif mark.is_anchor:
-                yield ((begin, 2, -end, number, start), mark.opens, end)
+                yield (begin, 2, -end, number, start), mark.opens, end, None
             else:
-                yield ((begin, 2, -end, number, start), mark.opens, begin)
-                yield ((end, 0, -begin, -number, stop), mark.closes, end)
+                yield (begin, 2, -end, number, start), mark.opens, begin, None
+                yield (end, 0, -begin, -number, stop), mark.closes, end, None
 
     def _place(self, mark: Mark, at: int) -> tuple[int, ...]:
         """The order of a mark without words: in the one that it is in in the source, if that begins or ends here."""
@@ -257,24 +306,20 @@ class Writer:
             break
         return at, 1, 0, 0
 
-    def _without_words(self, mark: Mark, at: int) -> tuple[str, str]:
-        """The markup before and behind what a mark holds, where its words are not."""
-        run = self._paragraph.run
-        is_shown = mark.own_words != "" or (mark.is_anchor and self._paragraph.shown(mark) != "")
-        if is_shown and mark.kind == "break":
-            return "", ""
-        opens = mark.opens + self._in_run(mark.own_words, mark.run or run)
-        closes = mark.closes
-        if is_shown and self._text[at - 1 : at].isalnum():
-            opens = self._in_run(" ", run) + opens
-        if is_shown and self._text[at : at + 1].isalnum():
-            closes += self._in_run(" ", run)
-        return opens, closes
+    def _without_words(self, mark: Mark) -> tuple[str, Spaces | None]:
+        """The markup before what a mark holds, where its words are not, and the space around it if it is shown."""
+        has_words = mark.own_words != "" or (mark.is_anchor and self._paragraph.shown(mark) != "")
+        if has_words and mark.kind == "break":
+            return "", None
+        opens = mark.opens + self._in_run(mark.own_words, mark.run or self._paragraph.run)
+        if has_words:
+            return opens, (" ", " ")
+        return opens, mark.spaces
 
     def _between(self, start: int, stop: int) -> str:
         groups = groupby(range(start, stop), self._runs.__getitem__)
         parts = ((run, "".join(self._visible[at] for at in group)) for run, group in groups)
-        return "".join(self._in_run(words.replace(_HIDDEN, ""), run) for run, words in parts)
+        return "".join(self._in_run(words.replace(STOOD_FOR, ""), run) for run, words in parts)
 
     def _in_run(self, words: str, run: Run | None) -> str:
         if not words:

@@ -54,7 +54,13 @@ def docx(default: str, paragraph: str = "", run: str = "") -> bytes:
 
 def epub(language: str, spine: str, chapter: str, ncx: str) -> bytes:
     package = BOOK.format(f"<dc:language>{language}</dc:language>", f"<spine{spine}/>")
-    files = {"a.opf": package, "a.xhtml": CHAPTER.format(chapter), "b.ncx": NCX.format(ncx)}
+    container = '<container><rootfile full-path="a.opf"/></container>'
+    files = {
+        "META-INF/container.xml": container,
+        "a.opf": package,
+        "a.xhtml": CHAPTER.format(chapter),
+        "b.ncx": NCX.format(ncx),
+    }
     return archive(**files)
 
 

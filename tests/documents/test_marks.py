@@ -169,7 +169,7 @@ PAGES = [
     ('<p translate=no>no</p><p>a <i class="x notranslate">b</i> c', ["a {1} c"], None, '<p translate=no>no</p><p>A <i class="x notranslate">b</i> C'),
     ("<b>Ann</b> sees", ["Ann sees"], "Es sieht Ann", "Es sieht <b>Ann</b>"),
     ("<code>a</code> <i>b</i> <code>c</code>", ["{1} b {2}"], "{2} b {1}", "<code>c</code> <i>b</i> <code>a</code>"),
-    ("5 m<sup>2</sup> big", ["5 m2 big"], "5 m2 groß", "5 m<sup>2</sup> groß"),
+    ("5 m<sup>2</sup> big", ["5 m big"], "5 m groß", "5 m<sup>2</sup> groß"),
     ("<ruby>漢<rp>(</rp><rt>かん</rt><rp>)</rp></ruby>です", ["漢です"], "So", "So"),
     ("<li>one<li>a &lt; b<!-- <p>no -->c", ["one", "a < bc"], None, "<li>ONE<li>A &lt; B<!-- <p>no -->C"),
     ("<a title='a > \"b\"'>it</a><link title=x>", ["it", 'a > "b"'], None, "<a title='A &gt; &quot;B&quot;'>IT</a><link title=x>"),
@@ -256,6 +256,7 @@ def test_an_epub_is_an_archive_of_pages():
     item = '<item href="{}" media-type="application/{}"/>'
     files = {
         "mimetype": "application/epub+zip",
+        "META-INF/container.xml": '<container><rootfile full-path="a/b.opf"/></container>',
         "a/b.opf": f"<package>{item.format('text/c%201.xml', 'xhtml+xml')}{item.format('toc.ncx', 'x-dtbncx+xml')}</package>",
         "a/text/c 1.xml": '<?xml version="1.0"?><p>An <a id="p1"/>old king.</p>',
         "a/toc.ncx": "<navLabel><text>One</text></navLabel>",
