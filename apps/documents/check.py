@@ -66,7 +66,7 @@ def outline_of(events: Iterable[Event]) -> Outline:
         behind = outline.shown[at + 1 : at + 2]
         outline.spaced[raw, "before"] += before.isspace()
         outline.spaced[raw, "behind"] += behind.isspace()
-        outline.glued[raw, "before"] += is_glued(before, behind.strip() or ATOM)
+        outline.glued[raw, "before"] += is_glued(before, ATOM)
         outline.glued[raw, "behind"] += is_glued(ATOM, behind)
     return outline
 

@@ -151,9 +151,11 @@ class _Builder:
         self._has_words = [*accumulate((event.words != "" for event in events), initial=0)]
         self._spaces = dict[int, Spaces]()  # of what is shown, but has no words, by its number
         texts = [*self._texts()]
-        self._text = "".join(texts).rstrip()
-        places = accumulate(map(len, texts), initial=0)
-        self._places = [min(place, len(self._text)) for place in places]  # of events in the text
+        text = "".join(texts)
+        self._text = text.rstrip() if drops else text.strip()
+        lead = text.find(self._text)
+        places = (place - lead for place in accumulate(map(len, texts), initial=0))
+        self._places = [min(max(place, 0), len(self._text)) for place in places]  # in the text
         self._edges = self._find_spaces()
 
     def paragraph(self, breaks: Sequence[int]) -> Paragraph:
@@ -161,7 +163,7 @@ class _Builder:
         last = self._events[-1]
         marks = [*self._marks()]
         plain = self._plain_run(marks)
-        marks = [*marks, *self._runs(plain, marks), *self._edge()]
+        marks = [*marks, *self._runs(plain, marks)]
         if len(marks) > MAX_MARKS:
             marks = [mark for mark in marks if mark.kind != "run"]
         marks.sort(key=lambda mark: (mark.source_span[0], -mark.source_span[1]))
@@ -178,6 +180,7 @@ class _Builder:
             marks=tuple(marks),
             run=plain,
             ends=(first.before.tail if first.before else "", last.after.head if last.after else ""),
+            edges=self._edges,
             drops=self._drops,
         )
 
@@ -213,22 +216,12 @@ class _Builder:
                 self._spaces[first] = "", ""
                 shown.append(ATOM)
         before, *others = "".join(shown).split(ATOM)
-        edge = before[: len(before) - len(before.lstrip())]
+        lead = before[: len(before) - len(before.lstrip())]
         for number, behind in zip(self._spaces, others, strict=True):
             space = behind[: len(behind) - len(behind.lstrip())]
             self._spaces[number] = before[len(before.rstrip()) :], space
             before = behind
-        return edge, before[len(before.rstrip()) :]
-
-    def _edge(self) -> Iterator[Mark]:
-        """The white space before and behind all words, within elements, as a mark around them."""
-        before, behind = self._edges
-        if self._text[:1].isspace():  # which has it
-            before = ""
-        if (before or behind) and not self._drops:
-            shown = [event for event in self._events if event.words]
-            source_span = shown[0].start, shown[-1].stop
-            yield Mark((0, len(self._text)), source_span, before, behind, "edge")
+        return lead, before[len(before.rstrip()) :]
 
     def _lines(self, breaks: Sequence[int]) -> Iterator[int]:
         """The places in the text where lines begin."""

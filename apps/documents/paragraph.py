@@ -1,8 +1,8 @@
 """Paragraphs of markup: a text and its marks, and how a translation is written with them, in its own order."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass
+from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -33,9 +33,8 @@ class Mark:
     """Markup around words of a text or, as an anchor, at a place in it.
 
     kind: "run", of Word, which has no markup of its own; "look", which like it may become plain; "link", which keeps a word;
-          "change"; "element"; "range", which may begin and end in different elements; "edge", white space around all words;
-          "anchor"; "place", an anchor that nobody sees; "break", one that is shown as its words and goes where they go; or
-          "loose", a tag whose partner is elsewhere
+          "change"; "element"; "range", which may begin and end in different elements; "anchor"; "place", an anchor that nobody
+          sees; "break", one that is shown as its words and goes where they go; or "loose", a tag whose partner is elsewhere
     """
 
     span: Span  # of the words in the text; an anchor stands for them
@@ -56,7 +55,7 @@ class Mark:
         return self.kind in ("run", "look")
 
     def holds(self, other: "Mark") -> bool:
-        if self.is_anchor or self.kind in ("run", "edge") or self is other:
+        if self.is_anchor or self.kind == "run" or self is other:
             return False
         start, stop = self.source_span
         return start <= other.source_span[0] and other.source_span[1] <= stop
@@ -71,6 +70,7 @@ class Paragraph(Passage):
     marks: tuple[Mark, ...] = ()
     run: Run | None = None  # what text without a mark is written in
     ends: tuple[str, str] = ("", "")  # of the run that its source begins in; the head of its last
+    edges: Spaces = ("", "")  # white space before and behind the text
     drops: bool = False  # formatting whose words became plain is left out
     is_single: bool = False  # no source may stand beside its translation, as in a title
 
@@ -153,6 +153,11 @@ def _wanted(paragraph: Paragraph, mark: Mark, span: Span, is_sure: float, text: 
     is_elsewhere = text[begin:end].strip() not in ("", paragraph.shown(mark))
     if (mark.is_anchor and is_elsewhere) or (mark.may_be_plain and not is_sure):
         return begin, begin
+    had = paragraph.text[slice(*mark.span)]
+    if had[:1].isspace() and text[begin - 1 : begin].isspace():
+        begin -= 1
+    if had[-1:].isspace() and text[end : end + 1].isspace():
+        end += 1
     return begin, end
 
 
@@ -207,6 +212,15 @@ def lost_marks(
             yield mark.kind, words
 
 
+class _Piece(NamedTuple):
+    """Markup or words that are written."""
+
+    raw: str
+    first: str = ""  # character that is shown, if there is one
+    last: str = ""
+    spaces: Spaces = ("", "")  # that it needs
+
+
 class Writer:
     """Writes a text with the marks of a paragraph at spans that do not cross. escape: writes words as markup."""
 
@@ -236,31 +250,34 @@ class Writer:
     def parts(self) -> list[str]:
         """The markup for the paragraph's spans."""
         before, after = self._paragraph.ends
-        parts = [before]
+        lead, tail = self._paragraph.edges
+        pieces = [*self._pieces()]
+        parts = [piece.raw for piece in pieces]
+        shown = [number for number, piece in enumerate(pieces) if piece.first]
+        for one, other in pairwise(shown):
+            space = pieces[one].spaces[1] or pieces[other].spaces[0]
+            if is_glued(pieces[one].last, pieces[other].first):
+                parts[other] = self._in_run(space, self._paragraph.run) + parts[other]
+        if shown:
+            parts[shown[0]] = self._in_run(lead, self._paragraph.run) + parts[shown[0]]
+            parts[shown[-1]] += self._in_run(tail, self._paragraph.run)
+        return "".join([before, *parts, after]).split(HOLE)
+
+    def _pieces(self) -> Iterator[_Piece]:
+        """The markup in its order, and the text between it."""
         end = 0
-        last = ""  # character that is shown
-        wanted = ""  # space behind that
         for order, raw, stop, spaces in sorted(self._tags(), key=itemgetter(0)):
-            parts.append(self._between(end, order[0]))
-            if order[0] > end:
-                last = self._text[order[0] - 1]
-                wanted = ""
+            if end < order[0]:
+                text = self._text[end : order[0]]
+                yield _Piece(self._between(end, order[0]), text[0], text[-1])
             end = max(end, stop)
-            follows = self._text[end : end + 1]
-            if not spaces:
-                parts.append(raw)
-                continue
-            space = spaces[0] or wanted
-            next_to = ATOM if spaces[1] else follows.strip() or ATOM
-            if space and is_glued(last, next_to):
-                parts.append(self._in_run(space, self._paragraph.run))
-            parts.append(raw)
-            last = ATOM
-            wanted = spaces[1]
-            if wanted and is_glued(ATOM, follows):
-                parts.append(self._in_run(wanted, self._paragraph.run))
-                last = wanted
-        return "".join([*parts, self._between(end, len(self._text)), after]).split(HOLE)
+            if spaces:
+                yield _Piece(raw, ATOM, ATOM, spaces)
+            else:
+                text = self._text[order[0] : stop]  # that it stands for
+                yield _Piece(raw, text[:1], text[-1:])
+        if end < len(self._text):
+            yield _Piece(self._between(end, len(self._text)), self._text[end], self._text[-1])
 
     def own_words(self) -> list[str]:
         """The words of links for which the text has none, which are added to it."""
@@ -276,11 +293,7 @@ class Writer:
             is_look = mark.kind == "look" and self._paragraph.drops
             if mark.kind == "run" or (is_look and begin == end):
                 continue
-            if mark.kind == "edge":
-                for at, place, space in ((begin, start, mark.opens), (end, stop, mark.closes)):
-                    order = self._place(replace(mark, source_span=(place, place)), at)
-                    yield (*order, place), self._in_run(space, self._paragraph.run), at, None
-            elif begin == end:
+            if begin == end:
                 order = self._place(mark, begin)
                 opens, spaces = self._without_words(mark)
                 if mark.is_anchor:
