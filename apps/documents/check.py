@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from apps.documents.inline import Event
-from apps.documents.paragraph import ATOM, STOOD_FOR, is_glued
+from apps.documents.paragraph import ATOM, STOOD_FOR
+from speculative.text.scripts import AFTER, BEFORE
 
 _KEPT = "kept"
 _ENDS = slice(1), slice(-1, None)
+_JOINED = {"before": BEFORE, "behind": AFTER}  # to what is beside them
 Events = Callable[[str], Iterable[Event]]  # of some markup
 
 
@@ -22,9 +24,7 @@ class Outline:
     loose: list[str] = field(default_factory=list)  # tags that have no partner, in their order
     looks: Counter[str] = field(default_factory=Counter)
     shown: str = ""  # what a reader sees
-    # What is shown without words, and on which side it has white space, or lacks it
-    spaced: Counter[tuple[str, str]] = field(default_factory=Counter)
-    glued: Counter[tuple[str, str]] = field(default_factory=Counter)
+    atoms: list[str] = field(default_factory=list)  # what is shown, but has no words
 
 
 def outline_of(events: Iterable[Event]) -> Outline:
@@ -32,19 +32,18 @@ def outline_of(events: Iterable[Event]) -> Outline:
     stack = list[Event]()  # of elements that are open
     parents = [""]
     shown = list[str]()
-    atoms = list[str]()
     for event in events:
         if event.kind == "text":
             shown.append(event.words)
         elif event.mark == "run":
             continue
-        elif event.kind in ("anchor", "place"):
+        elif event.kind == "anchor":
             outline.parts[event.raw, _KEPT] += 1
             if event.words:
                 shown.append(STOOD_FOR)
-            elif event.kind == "anchor":
+            else:
                 shown.append(ATOM)
-                atoms.append(event.raw)
+                outline.atoms.append(event.raw)
         elif event.kind == "open":
             stack.append(event)
             if event.mark == "look":
@@ -60,15 +59,14 @@ def outline_of(events: Iterable[Event]) -> Outline:
             outline.loose.append(f"{event.raw} in {len(stack)}")
     outline.loose += [event.raw for event in stack]
     outline.shown = "".join(shown)
-    places = re.finditer(ATOM, outline.shown)
-    for raw, at in zip(atoms, map(re.Match.start, places), strict=True):
-        before = outline.shown[max(at - 1, 0) : at]
-        behind = outline.shown[at + 1 : at + 2]
-        outline.spaced[raw, "before"] += before.isspace()
-        outline.spaced[raw, "behind"] += behind.isspace()
-        outline.glued[raw, "before"] += is_glued(before, ATOM)
-        outline.glued[raw, "behind"] += is_glued(ATOM, behind)
     return outline
+
+
+def _sides(outline: Outline) -> Iterator[tuple[str, str, str]]:
+    """What is shown, but has no words, with the character on each side of it."""
+    for raw, place in zip(outline.atoms, re.finditer(ATOM, outline.shown), strict=False):
+        yield raw, "before", outline.shown[max(place.start() - 1, 0) : place.start()]
+        yield raw, "behind", outline.shown[place.end() : place.end() + 1]
 
 
 def with_kept(events: Events, raw: str, kept: Mapping[str, Event]) -> Iterator[Event]:
@@ -94,7 +92,13 @@ def fault_of(source: Outline, new: Outline, text: str, own_words: Iterable[str] 
             return f"{raw:.40} is not there as often as in the source"
     if lost or source.loose != new.loose or new.looks - source.looks:
         return "its elements are not those of the source"
-    for (raw, side), count in (source.spaced + new.glued).items():
+    spaces = Counter((raw, side) for raw, side, other in _sides(source) if other.isspace())
+    spaces.update(
+        (raw, side)
+        for raw, side, other in _sides(new)
+        if not other.isspace() and other not in _JOINED[side]
+    )
+    for (raw, side), count in spaces.items():
         if count > source.parts[raw, _KEPT]:
             return f"the white space {side} {raw:.40} is lost"
     if any(source.shown[end].isspace() > new.shown[end].isspace() for end in _ENDS):

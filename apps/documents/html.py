@@ -1,7 +1,8 @@
 """HTML: the text between the tags. Tags, scripts, styles, code and what is not to be translated stay."""
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from bisect import bisect
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from html import escape
@@ -131,6 +132,7 @@ class _PageReader:
         if is_xml and is_html:  # m:math
             self.tokens = [each._replace(name=each.name.rpartition(":")[2]) for each in self.tokens]
         self.ends = ends_of(self.tokens)
+        self.texts = [i for i, token in enumerate(self.tokens) if token.kind == "text"]
         self.firsts = {last: first for first, last in self.ends.items()}
         self.wholes = dict[int, Event]()  # by the number of their first tag
         self.attributes = list[Passage]()  # that are read
@@ -234,7 +236,7 @@ class _PageReader:
     def _stays(self, first: int, last: int) -> str | None:
         """The words in the text for an element that is not translated; None: it is translated."""
         token = self.tokens[first]
-        raw = self.source[token.start : token.stop]
+        raw = self._raw(first)
         attributes = attributes_of(raw) if "=" in raw else {}
         if token.name in self.stays:
             return self.stays[token.name]
@@ -256,31 +258,27 @@ class _PageReader:
     def _touches(self, second: int) -> str:
         """Whether an element's words touch those of the one before and are no part of the same word: "item" if they are a text
         of their own, "word" if they may be in the same sentence, else nothing."""
-        first = self.firsts.get(second - 1)
-        if first is None or second not in self.ends or self.wholes.keys() & {first, second}:
+        first = self.firsts.get(second - 1, second)
+        place = bisect(self.texts, second)
+        numbers = [first, *self.texts[max(place - 1, 0) : place + 1], self.ends.get(second, -1)]
+        if self.wholes.keys() & {first, second} or len(numbers) < 4 or numbers != sorted(numbers):
             return ""
-        before = self._text_in(range(second - 1, first, -1))
-        behind = self._text_in(range(second, self.ends[second]))
-        if not (is_glued(before[-1:], behind[:1]) and behind[0].isalnum()):
+        one, before, behind, other = map(self._raw, [*numbers[:3], second])
+        if not (is_glued(before[-1], behind[0]) and behind[0].isalnum()):
             return ""
-        one, other = (self.tokens[number] for number in (first, second))
-        is_alike = self.source[one.start : one.stop] == self.source[other.start : other.stop]
-        if "look" not in (_MARKS.get(one.name), _MARKS.get(other.name)):
+        if "look" not in (_MARKS.get(self.tokens[number].name) for number in (first, second)):
             return "item"
-        if len(before) == 1 or not (is_alike or behind[0].isupper()):
+        if len(before) == 1 or not (one == other or behind[0].isupper()):
             return ""
         return "word" if behind[0].islower() else "item"
 
-    def _text_in(self, numbers: Iterable[int]) -> str:
-        """The first text of these tokens, if there is one."""
-        texts = (each for each in map(self.tokens.__getitem__, numbers) if each.kind == "text")
-        return next((self.source[each.start : each.stop] for each in texts), "")
+    def _raw(self, number: int) -> str:
+        token = self.tokens[number]
+        return self.source[token.start : token.stop]
 
     def _event(self, token: Event) -> Event:
         if token.name == "br" and self.is_html:
             return token._replace(kind="break", words=" ")
-        if token.kind == "anchor" and token.name in ("", "wbr"):  # comments and the like
-            return token._replace(kind="place")
         return token._replace(mark=_MARKS.get(token.name, "element"))
 
 

@@ -24,8 +24,8 @@ _NEAR = 40  # characters: longer texts are no numbers
 class Event(NamedTuple):
     """A part of some markup.
 
-    kind: "text"; "anchor"; "place", an anchor that nobody sees; "break", an anchor that is shown as its words, for a line
-          break a space; "open" and "close", of something around words; or "hole", which has paragraphs of its own
+    kind: "text"; "anchor"; "break", an anchor that is shown as its words, for a line break a space; "open" and "close", of
+          something around words; or "hole", which has paragraphs of its own
     mark: the kind of mark that is opened; for the check alone "run", which may be lost, doubled or split
     """
 
@@ -107,21 +107,14 @@ def _with_numbers(events: Sequence[Event]) -> Sequence[Event]:
         alike = [*group]
         if look is not None:
             lasts[alike[0]] = alike[-1]
-    new = list[Event]()
-    after = 0
-    for first, event in enumerate(events):
-        if first < after:
-            continue
-        last = lasts.get(first)
-        if last is not None and event.mark != "range":
-            names = (looks[i] or events[i].name for i in range(first, last + 1))
-            if _is_apart(shown, places[first], places[last + 1], any(map(_RAISED.match, names))):
-                stop = events[last]
-                event = Event(
-                    "anchor", event.start, stop.stop, before=event.before, after=stop.after
-                )
-                after = last + 1
-        new.append(event)
+    new = [*events]
+    for first, last in lasts.items():
+        numbers = range(first, last + 1)
+        is_raised = any(_RAISED.match(looks[i] or events[i].name) for i in numbers)
+        if _is_apart(shown, places[first], places[last + 1], is_raised):
+            for i in numbers:
+                if events[i].kind == "text":
+                    new[i] = events[i]._replace(kind="anchor", words="", run=None)
     return new
 
 
@@ -202,26 +195,27 @@ class _Builder:
     def _find_spaces(self) -> Spaces:
         """Find the white space around what is shown, but has no words; return that before and behind all."""
         shown = list[str]()
+        atoms = list[int]()
         after = 0
         for first, event in enumerate(self._events):
             last = self._ends.get(first, first)
-            has_words = self._has_words[first] < self._has_words[last + 1]
-            if first < after:
-                continue
-            if has_words:
+            if event.words:
                 raw = self._source[event.start : event.stop]
                 shown.append(raw if raw.isspace() and not self._drops else event.words)
-            elif event.kind == "anchor" or (last > first and event.mark != "range"):
+                continue
+            has_words = self._has_words[first] < self._has_words[last + 1]
+            is_atom = event.kind == "anchor" or (last > first and event.mark != "range")
+            if first >= after and is_atom and not has_words:
                 after = last + 1
-                self._spaces[first] = "", ""
+                atoms.append(first)
                 shown.append(ATOM)
-        before, *others = "".join(shown).split(ATOM)
-        lead = before[: len(before) - len(before.lstrip())]
-        for number, behind in zip(self._spaces, others, strict=True):
-            space = behind[: len(behind) - len(behind.lstrip())]
-            self._spaces[number] = before[len(before.rstrip()) :], space
-            before = behind
-        return lead, before[len(before.rstrip()) :]
+        edges = [
+            (each[: len(each) - len(each.lstrip())], each[len(each.rstrip()) :])
+            for each in "".join(shown).split(ATOM)
+        ]
+        for atom, (before, behind) in zip(atoms, pairwise(edges), strict=True):
+            self._spaces[atom] = before[1], behind[0]
+        return edges[0][0], edges[-1][1]
 
     def _lines(self, breaks: Sequence[int]) -> Iterator[int]:
         """The places in the text where lines begin."""
@@ -294,7 +288,7 @@ class _Builder:
         kind = event.kind
         if kind in ("open", "close") and first == last:
             kind = "loose"
-        elif kind != "break" and (kind != "place" or event.words):
+        elif kind != "break":
             kind = "anchor"
         span = self._places[first], self._places[last + 1]
         stop = self._events[last].stop

@@ -14,10 +14,9 @@ from speculative.text.scripts import AFTER, BEFORE
 HOLE = "\0"  # stands for markup that has paragraphs of its own and is not written anew
 STOOD_FOR = "\1"  # stands for what has a name such as {1} in the text
 ATOM = "\0"  # stands for what is shown, but has no words
-_APART = {"link", "change", "element"}  # marks that are not in each other if not in the source
-
-
+_NO_SPACES = "", ""
 Spaces = tuple[str, str]  # white space before and behind something
+_APART = {"link", "change", "element"}  # marks that are not in each other if not in the source
 
 
 class Run(NamedTuple):
@@ -33,8 +32,8 @@ class Mark:
     """Markup around words of a text or, as an anchor, at a place in it.
 
     kind: "run", of Word, which has no markup of its own; "look", which like it may become plain; "link", which keeps a word;
-          "change"; "element"; "range", which may begin and end in different elements; "anchor"; "place", an anchor that nobody
-          sees; "break", one that is shown as its words and goes where they go; or "loose", a tag whose partner is elsewhere
+          "change"; "element"; "range", which may begin and end in different elements; "anchor"; "break", an anchor that is
+          shown as its words and goes where they go; or "loose", a tag whose partner is elsewhere
     """
 
     span: Span  # of the words in the text; an anchor stands for them
@@ -48,7 +47,7 @@ class Mark:
 
     @property
     def is_anchor(self) -> bool:
-        return self.kind in ("anchor", "place", "break", "loose")
+        return self.kind in ("anchor", "break", "loose")
 
     @property
     def may_be_plain(self) -> bool:
@@ -70,7 +69,7 @@ class Paragraph(Passage):
     marks: tuple[Mark, ...] = ()
     run: Run | None = None  # what text without a mark is written in
     ends: tuple[str, str] = ("", "")  # of the run that its source begins in; the head of its last
-    edges: Spaces = ("", "")  # white space before and behind the text
+    edges: Spaces = _NO_SPACES  # white space before and behind the text
     drops: bool = False  # formatting whose words became plain is left out
     is_single: bool = False  # no source may stand beside its translation, as in a title
 
@@ -212,15 +211,6 @@ def lost_marks(
             yield mark.kind, words
 
 
-class _Piece(NamedTuple):
-    """Markup or words that are written."""
-
-    raw: str
-    first: str = ""  # character that is shown, if there is one
-    last: str = ""
-    spaces: Spaces = ("", "")  # that it needs
-
-
 class Writer:
     """Writes a text with the marks of a paragraph at spans that do not cross. escape: writes words as markup."""
 
@@ -236,7 +226,6 @@ class Writer:
         for mark, (begin, end) in sorted(self._marks, key=lambda each: each[1][0] - each[1][1]):
             if mark.run:
                 self._runs[begin:end] = [mark.run] * (end - begin)
-
         ends = {mark.source_span[1]: (mark.span[1], span[1]) for mark, span in self._marks}
         for mark, span in self._marks:
             end, stop = ends.get(mark.source_span[0], (0, 0))
@@ -251,33 +240,29 @@ class Writer:
         """The markup for the paragraph's spans."""
         before, after = self._paragraph.ends
         lead, tail = self._paragraph.edges
-        pieces = [*self._pieces()]
-        parts = [piece.raw for piece in pieces]
-        shown = [number for number, piece in enumerate(pieces) if piece.first]
-        for one, other in pairwise(shown):
-            space = pieces[one].spaces[1] or pieces[other].spaces[0]
-            if is_glued(pieces[one].last, pieces[other].first):
+        pieces = [each for each in self._pieces() if each[0] or each[1]]
+        parts = [raw for raw, *_ in pieces]
+        seen = [number for number, (_, shown, _) in enumerate(pieces) if shown]
+        for one, other in pairwise(seen):
+            space = pieces[one][2][1] or pieces[other][2][0]
+            if is_glued(pieces[one][1][-1], pieces[other][1][0]):
                 parts[other] = self._in_run(space, self._paragraph.run) + parts[other]
-        if shown:
-            parts[shown[0]] = self._in_run(lead, self._paragraph.run) + parts[shown[0]]
-            parts[shown[-1]] += self._in_run(tail, self._paragraph.run)
+        if seen:
+            parts[seen[0]] = self._in_run(lead, self._paragraph.run) + parts[seen[0]]
+            parts[seen[-1]] += self._in_run(tail, self._paragraph.run)
         return "".join([before, *parts, after]).split(HOLE)
 
-    def _pieces(self) -> Iterator[_Piece]:
-        """The markup in its order, and the text between it."""
+    def _pieces(self) -> Iterator[tuple[str, str, Spaces]]:
+        """Words and markup in their order, with what they show and the space that they need."""
         end = 0
         for order, raw, stop, spaces in sorted(self._tags(), key=itemgetter(0)):
-            if end < order[0]:
-                text = self._text[end : order[0]]
-                yield _Piece(self._between(end, order[0]), text[0], text[-1])
+            yield self._between(end, order[0]), self._text[end : order[0]], _NO_SPACES
             end = max(end, stop)
             if spaces:
-                yield _Piece(raw, ATOM, ATOM, spaces)
+                yield raw, ATOM, spaces
             else:
-                text = self._text[order[0] : stop]  # that it stands for
-                yield _Piece(raw, text[:1], text[-1:])
-        if end < len(self._text):
-            yield _Piece(self._between(end, len(self._text)), self._text[end], self._text[-1])
+                yield raw, self._text[order[0] : stop], _NO_SPACES
+        yield self._between(end, len(self._text)), self._text[end:], _NO_SPACES
 
     def own_words(self) -> list[str]:
         """The words of links for which the text has none, which are added to it."""

@@ -208,7 +208,7 @@ class _PartReader:
                 if element.name == "r":
                     yield self._read_run(element)
                 elif not _PROPERTIES.fullmatch(element.name):
-                    yield self._read(element, Event("place", element.start, element.stop))
+                    yield self._read(element, Event("anchor", element.start, element.stop))
 
     def _read_run(self, element: Element) -> _Parts:
         """Read a run, as if each thing in it had one of its own."""
