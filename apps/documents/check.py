@@ -103,10 +103,12 @@ def fault_of(source: Outline, new: Outline, text: str, own_words: Iterable[str] 
             return f"the white space {side} {raw:.40} is lost"
     if any(source.shown[end].isspace() > new.shown[end].isspace() for end in _ENDS):
         return "the white space at its ends is lost"
-    shown, expected = (
-        each.replace(ATOM, "").replace(STOOD_FOR, " ").split() for each in (new.shown, text)
-    )
+    expected = text.replace(ATOM, "").split()
+    shown = new.shown.replace(STOOD_FOR, " ").split(ATOM)
     if own_words:
         expected = sorted("".join([*expected, *own_words]).replace(" ", ""))
-        shown = sorted("".join(shown))
-    return None if shown == expected else "its words are not those of the translation"
+        is_same = expected == sorted("".join("".join(shown).split()))
+    else:  # but for the space beside what has none
+        pattern = r"\s?".join(re.escape(" ".join(each.split())) for each in shown)
+        is_same = re.fullmatch(pattern, " ".join(expected)) is not None
+    return None if is_same else "its words are not those of the translation"

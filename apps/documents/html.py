@@ -45,7 +45,7 @@ _STAYING_CLASSES = {
     STAND_IN: re.compile(r"(?i)katex(?:-\w+)?|mathjax(?:_\w+)?|notranslate"),
 }
 _READING = re.compile(r"(?i)<(rt|rp)\b[^>]*>[^<]*</\1\s*>|<[^>]*>")
-_NOTE = re.compile(r"[\[(]\s*(?:\d{1,3}|[a-z]|[*†‡§¶↩↑]+)\s*[\])]|\d{1,3}|[*†‡§¶↩↑^]*")
+_NOTE = re.compile(r"[\[(]\s*(?:\d{1,3}|[a-z])\s*[\])]|\d{1,3}|\W*")
 _SHORT = 24  # tokens: longer elements are no notes
 _SPACE = " \t\r\n\f"
 _SPACES = re.compile(f"[{_SPACE}]+")
@@ -200,7 +200,8 @@ class _PageReader:
             last = self.ends.get(number, number)
             if number < after or token.kind not in ("open", "anchor"):
                 continue
-            whole = self._as_a_whole(number, last) if last > number else None
+            is_closed = last > number or (token.kind == "anchor" and token.name != "")
+            whole = self._as_a_whole(number, last) if is_closed else None
             if whole:
                 self.wholes[number] = whole
                 after = last + 1
@@ -264,11 +265,12 @@ class _PageReader:
         if self.wholes.keys() & {first, second} or len(numbers) < 4 or numbers != sorted(numbers):
             return ""
         one, before, behind, other = map(self._raw, [*numbers[:3], second])
-        if not (is_glued(before[-1], behind[0]) and behind[0].isalnum()):
-            return ""
-        if "look" not in (_MARKS.get(self.tokens[number].name) for number in (first, second)):
+        looks = [_MARKS.get(self.tokens[number].name) for number in (first, second)]
+        if one != other and "look" not in looks:
             return "item"
-        if len(before) == 1 or not (one == other or behind[0].isupper()):
+        if len(before) == 1 or not (is_glued(before[-1], behind[0]) and behind[0].isalnum()):
+            return ""
+        if one != other and not behind[0].isupper():
             return ""
         return "word" if behind[0].islower() else "item"
 

@@ -108,7 +108,7 @@ def _with_source(
         if mark.may_be_plain or (mark.kind == "anchor" and paragraph.shown(mark))
     ]
     marks = tuple(mark for mark, _ in repeated)
-    copy = replace(paragraph, marks=marks, ends=("", ""))
+    copy = replace(paragraph, marks=marks, ends=("", ""), edges=("", ""))
     raw = Writer(copy, paragraph.text, [mark.span for mark in marks], markup.escape).parts()[0]
     alone = replace(markup, below=None)
     kept = [target for _, target in repeated]

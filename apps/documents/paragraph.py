@@ -16,7 +16,12 @@ STOOD_FOR = "\1"  # stands for what has a name such as {1} in the text
 ATOM = "\0"  # stands for what is shown, but has no words
 _NO_SPACES = "", ""
 Spaces = tuple[str, str]  # white space before and behind something
-_APART = {"link", "change", "element"}  # marks that are not in each other if not in the source
+_APART = {
+    "link",
+    "change",
+    "element",
+    "anchor",
+}  # marks that are not in each other if not in the source
 
 
 class Run(NamedTuple):

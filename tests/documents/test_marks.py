@@ -3,14 +3,17 @@
 import io
 import re
 import zipfile
+from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from apps.documents import FORMATS
+from apps.documents.check import fault_of, outline_of
 from apps.documents.document import Document, Written
 from apps.documents.marks import target_of, targets_of
+from apps.documents.tags import events_of
 from speculative.common.errors import InputError
 
 NAMES = "".join(f' xmlns:{name}="urn:{name}"' for name in ("w", "m", "r"))
@@ -175,6 +178,15 @@ PAGES = [
     ("<a title='a > \"b\"'>it</a><link title=x>", ["it", 'a > "b"'], None, "<a title='A &gt; &quot;B&quot;'>IT</a><link title=x>"),
     ("<pre><img alt=no></pre><img alt=b>a", ["a", "b"], None, '<pre><img alt=no></pre><img alt="B">A'),
     ("\U000f0001<b title='\na\nb'>x</b>\n\U000f0000 <b title=c\n>y</b>", ["\U000f0001x \U000f0000 y", "\na\nb", "c"], None, "\U000f0001<b title='&#10;A&#10;B'>X</b> \U000f0000 <b title=\"C\"\n>Y</b>"),
+    ("<a href=1>The king</a><a href=2>the <b>queen</b></a>", ["The king", "the queen"], None, "<a href=1>THE KING</a><a href=2>THE <b>QUEEN</b></a>"),
+    ("<b>A door</b><i>A house</i> <i>is</i><b>n't</b>", ["A door", "A house isn't"], None, "<b>A DOOR</b><i>A HOUSE</i> <i>IS</i><b>N'T</b>"),
+    ("see <i>red</i><i>doors</i> now", ["see red doors now"], None, "SEE <i>RED</i><i>DOORS</i> NOW"),
+    ("<button>Save</button><button>Cancel</button>", ["Save", "Cancel"], None, "<button>SAVE</button><button>CANCEL</button>"),
+    ("<label>Name <input></label><input id=a><label for=a>Red</label>", ["Name", "Red"], None, "<label>NAME <input></label><input id=a><label for=a>RED</label>"),
+    ("<p>The king<sup>1</sup> sees", ["The king sees"], "Er sieht", "<p>Er<sup>1</sup> sieht"),
+    ("<b>1</b> In it. <b>2</b> And <b>3</b> doors, H<sub>2</sub>O", ["In it. And 3 doors, H2O"], None, "<b>1</b> IN IT. <b>2</b> AND <b>3</b> DOORS, H<sub>2</sub>O"),
+    ("<p class=x-page-no>[xii]</p><nav role=page-list>ix</nav><a>a \u21a9\ufe0e</a><a>\u21a9\ufe0e</a>", ["a \u21a9\ufe0e"], None, "<p class=x-page-no>[xii]</p><nav role=page-list>ix</nav><a>A \u21a9\ufe0e</a><a>\u21a9\ufe0e</a>"),
+    ("<meta name=description content=it><input type=submit value=go><input value=no>a", ["a", "it", "go"], None, '<meta name=description content="IT"><input type=submit value="GO"><input value=no>A'),
     ("Soft&shy;ware <a name='a > b' href=x/>it</a>", ["Software it"], None, "SOFTWARE <a name='a > b' href=x/>IT</a>"),
 ]  # fmt: skip
 
@@ -202,6 +214,7 @@ def test_a_cdata_section_of_xhtml_is_text():
     assert not new.problems
 
 
+RAISED = '<w:vertAlign w:val="superscript"/>'
 B, PLAIN = "<w:rPr><w:b/></w:rPr>", "<w:rPr/>"
 KEPT = [  # what is written is a document again, with all that its source has
     (".docx", f"<w:r>{B}<w:t>The young</w:t></w:r><w:r>{PLAIN}<w:t> king sees.</w:t></w:r>", f"<w:r>{B}<w:t>THE YOUNG</w:t></w:r><w:r>{PLAIN}<w:t> KING SEES.</w:t></w:r>"),
@@ -217,6 +230,12 @@ KEPT = [  # what is written is a document again, with all that its source has
     (".html", "<p data-translate=no>a</p><p translate='no'>a</p>", "<p data-translate=no>A</p><p translate='no'>a</p>"),
     (".html", "<p>See <a href=x>http://x.org</a> now</p>", "<p>SEE <a href=x>http://x.org</a> NOW</p>"),
     (".md", "**注意：** king\n", "**注意：** KING\n"),  # noqa: RUF001
+    (".md", "[Read more ![icon](x.png)](y)\n", "[READ MORE ![icon](x.png)](y)\n"),
+    (".html", '<a href="#">\n Read <b>more </b><i class="a"></i> <i></i></a><i></i>', '<a href="#">\n READ <b>MORE</b> <i class="a"></i> <i></i></a><i></i>'),
+    (".html", "<img><a> Name </a><img>", "<img><a> NAME </a><img>"),
+    (".xhtml", "<p>A <m:math><m:mi>x</m:mi></m:math> king</p>", "<p>A <m:math><m:mi>x</m:mi></m:math> KING</p>"),
+    (".docx", f"[Read more ]{PICTURE.format('')}", f"[READ MORE][ ]{PICTURE.format('')}"),
+    (".docx", f"[The king][{RAISED}:1][ sees. ][<w:b/>:2 ][It is 5 m][{RAISED}:2]", f"[THE KING][{RAISED}:1][ SEES. ][<w:b/>:2 ][IT IS 5 M][{RAISED}:2]"),
 ]  # fmt: skip
 
 
@@ -246,6 +265,49 @@ def test_another_prefix_is_the_same_document():
     )
 
 
+@pytest.mark.parametrize("text", ["Ja", "more now Read", "Lies mehr.", "(mehr)", "mehr"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<a>Read more <i></i> now</a>",
+        "<b>Read</b> <i></i> more <b><img> now</b>",
+        "<a>Read more <code>x</code> <img> </a>now",
+        "<i></i> <a><img> Read more</a><b> </b><i></i> <img>",
+    ],
+)
+def test_what_had_white_space_beside_it_has_it_again(page, text):
+    """Whatever the words are: as html.parser reads the page."""
+
+    class Reader(HTMLParser):
+        shown = ""
+
+        def handle_starttag(self, tag: str, _: object) -> None:
+            self.shown += "*" * (tag in ("i", "img"))
+
+        def handle_data(self, data: str) -> None:
+            self.shown += data
+
+    source, new = Reader(), Reader()
+    source.feed(page)
+    written = FORMATS[".html"](page.encode()).write([text])
+    new.feed(written.data.decode())
+    assert not written.problems
+    assert not re.search(r"[^\s*(]\*", new.shown) or re.search(r"[^\s*(]\*", source.shown)
+    assert not re.search(r"\*[^\s*.)]", new.shown) or re.search(r"\*[^\s*.)]", source.shown)
+
+
+def test_white_space_that_is_lost_is_a_fault():
+    def fault(source: str, new: str) -> str | None:
+        before, after = (outline_of(events_of(True, {}, (), each)) for each in (source, new))
+        return fault_of(before, after, "a b")
+
+    assert fault("a <i/> b", "a <i/> b") is fault("a <i/>b", "a b <i/>") is None
+    assert fault("a <i/> b", "a <i/>b") == "the white space behind <i/> is lost"
+    assert fault("a b <i/>", "a b<i/>") == "the white space before <i/> is lost"
+    assert fault("<i>a b </i>", "<i>a b</i>") == "the white space at its ends is lost"
+    assert fault("a <i/> b", "ab <i/> ") == "its words are not those of the translation"
+
+
 def test_what_would_lose_its_markup_is_written_the_plain_way_and_named():
     new = FORMATS[".md"](b"*a* b\n").write(["a*b* ja"], [[((2, 3), True)]])
     assert new.data == b"a\\*b\\* ja\n"
@@ -257,9 +319,10 @@ def test_an_epub_is_an_archive_of_pages():
     files = {
         "mimetype": "application/epub+zip",
         "META-INF/container.xml": '<container><rootfile full-path="a/b.opf"/></container>',
-        "a/b.opf": f"<package>{item.format('text/c%201.xml', 'xhtml+xml')}{item.format('toc.ncx', 'x-dtbncx+xml')}</package>",
+        "__MACOSX/a/._b.opf": "\0",
+        "a/b.opf": f"<package xmlns:dc='d'><dc:title>A &amp; B</dc:title>{item.format('text/c%201.xml', 'xhtml+xml')}{item.format('toc.ncx', 'x-dtbncx+xml')}</package>",
         "a/text/c 1.xml": '<?xml version="1.0"?><p>An <a id="p1"/>old king.</p>',
-        "a/toc.ncx": "<navLabel><text>One</text></navLabel>",
+        "a/toc.ncx": "<navLabel><text>One</text></navLabel><pageList><text>ix</text></pageList>",
         "a/other.xhtml": "<p>no</p>",
     }
 
@@ -270,9 +333,10 @@ def test_an_epub_is_an_archive_of_pages():
         return output.getvalue()
 
     document = FORMATS[".epub"](epub(files))
-    assert [passage.text for passage in document.passages] == ["An old king.", "One"]
+    assert [passage.text for passage in document.passages] == ["A & B", "An old king.", "One"]
     new = files | {"a/text/c 1.xml": '<?xml version="1.0"?><p>AN <a id="p1"/>OLD KING.</p>'}
-    assert document.write(["AN OLD KING.", None]).data == epub(new)
+    new["a/b.opf"] = files["a/b.opf"].replace("A &amp; B", "C &amp; D")
+    assert document.write(["C & D", "AN OLD KING.", None]).data == epub(new)
     with pytest.raises(InputError, match=r"there is no text in it"):
         FORMATS[".epub"](epub({"mimetype": ""}))
 
@@ -311,6 +375,8 @@ def test_marks_go_with_their_sentence_then_with_the_same_words_then_to_the_same_
     assert at("He saw Ann. Ann sees the king.") == (other, True)
     assert at("the king") == ("sieht Ann", False)
     assert target_of("a king, old", "ein alter König, ja", (6, 6)) == ((15, 15), False)
+    assert target_of("A", "Ein", (0, 1)) == ((0, 3), True)
+    assert target_of("An", "Ein", (0, 1)) == ((0, 1), True)
     assert targets_of(pairs, [(11, 11), (12, 12)], {}) == [((15, 15), False), ((16, 16), False)]
 
 
