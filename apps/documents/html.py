@@ -41,7 +41,7 @@ _STAYS = {
     **dict.fromkeys("code kbd math mjx-container samp tt var".split(), STAND_IN),
 }
 _STAYING_CLASSES = {
-    "": re.compile(r"(?i)(?:.*-)?page-?(?:no|num|number|break|list)"),
+    "": re.compile(r"(?i)(?:[\w-]+-)?(?:pagenum|pageno|page-?number|pagebreak|pagelist)"),
     STAND_IN: re.compile(r"(?i)katex(?:-\w+)?|mathjax(?:_\w+)?|notranslate"),
 }
 _READING = re.compile(r"(?i)<(rt|rp)\b[^>]*>[^<]*</\1\s*>|<[^>]*>")
@@ -243,6 +243,8 @@ class _PageReader:
             return self.stays[token.name]
         if attributes.get("translate", "").lower() == "no":
             return STAND_IN
+        if "page-list" in attributes.get("epub:type", ""):  # a class of this name may be other things
+            return ""
         roles = [attributes.get(name, "") for name in ("class", "role", "epub:type")]
         for name in " ".join(roles).split():
             for shown, pattern in _STAYING_CLASSES.items():

@@ -185,7 +185,7 @@ PAGES = [
     ("<label>Name <input></label><input id=a><label for=a>Red</label>", ["Name", "Red"], None, "<label>NAME <input></label><input id=a><label for=a>RED</label>"),
     ("<p>The king<sup>1</sup> sees", ["The king sees"], "Er sieht", "<p>Er<sup>1</sup> sieht"),
     ("<b>1</b> In it. <b>2</b> And <b>3</b> doors, H<sub>2</sub>O", ["In it. And 3 doors, H2O"], None, "<b>1</b> IN IT. <b>2</b> AND <b>3</b> DOORS, H<sub>2</sub>O"),
-    ("<p class=x-page-no>[xii]</p><nav role=page-list>ix</nav><a>a \u21a9\ufe0e</a><a>\u21a9\ufe0e</a>", ["a \u21a9\ufe0e"], None, "<p class=x-page-no>[xii]</p><nav role=page-list>ix</nav><a>A \u21a9\ufe0e</a><a>\u21a9\ufe0e</a>"),
+    ("<p class=x-pageno>[xii]</p><nav epub:type=page-list>ix</nav><a>a \u21a9\ufe0e</a><a>\u21a9\ufe0e</a>", ["a \u21a9\ufe0e"], None, "<p class=x-pageno>[xii]</p><nav epub:type=page-list>ix</nav><a>A \u21a9\ufe0e</a><a>\u21a9\ufe0e</a>"),
     ("<meta name=description content=it><input type=submit value=go><input value=no>a", ["a", "it", "go"], None, '<meta name=description content="IT"><input type=submit value="GO"><input value=no>A'),
     ("Soft&shy;ware <a name='a > b' href=x/>it</a>", ["Software it"], None, "SOFTWARE <a name='a > b' href=x/>IT</a>"),
 ]  # fmt: skip
