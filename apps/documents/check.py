@@ -24,7 +24,7 @@ class Outline:
     loose: list[str] = field(default_factory=list)  # tags that have no partner, in their order
     looks: Counter[str] = field(default_factory=Counter)
     shown: str = ""  # what a reader sees
-    atoms: list[str] = field(default_factory=list)  # what is shown, but has no words
+    atoms: list[str] = field(default_factory=list)  # what is kept and shown, but has no words
 
 
 def outline_of(events: Iterable[Event]) -> Outline:
@@ -41,7 +41,7 @@ def outline_of(events: Iterable[Event]) -> Outline:
             outline.parts[event.raw, _KEPT] += 1
             if event.words:
                 shown.append(STOOD_FOR)
-            else:
+            elif not event.mark:
                 shown.append(ATOM)
                 outline.atoms.append(event.raw)
         elif event.kind == "open":

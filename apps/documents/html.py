@@ -243,7 +243,9 @@ class _PageReader:
             return self.stays[token.name]
         if attributes.get("translate", "").lower() == "no":
             return STAND_IN
-        if "page-list" in attributes.get("epub:type", ""):  # a class of this name may be other things
+        if "page-list" in attributes.get(
+            "epub:type", ""
+        ):  # a class of this name may be other things
             return ""
         roles = [attributes.get(name, "") for name in ("class", "role", "epub:type")]
         for name in " ".join(roles).split():

@@ -135,12 +135,12 @@ def _kept(source: str, paragraph: Paragraph) -> Mapping[str, Event]:
     kept = dict[str, Event]()
     for mark in paragraph.marks:
         shown = paragraph.text[slice(*mark.span)]
-        kind = mark.kind
-        if kind == "break" and shown:
+        kind = "anchor"
+        if mark.kind == "break" and shown:
             kind = "text"
-        if mark.is_anchor and kind != "loose":
+        if mark.kind in ("anchor", "break"):
             raw = source[slice(*mark.source_span)].strip()
-            kept[raw] = Event(kind, 0, 0, shown)
+            kept[raw] = Event(kind, 0, 0, shown, mark=mark.kind.removeprefix("anchor"))
             if shown:
                 kept[_repeatable(raw)] = kept[raw]
     return kept

@@ -182,7 +182,7 @@ def _beside(mark: Mark, span: Span, other: Mark, other_span: Span) -> Span:
             return high, high
     elif {mark.kind, other.kind} <= _APART and begin < high and low < end:
         if low - begin > end - high:
-            return begin, low
+            return min(begin, low), low
         return high, max(high, end)
     elif begin < low < end < high:
         return begin, low

@@ -298,7 +298,7 @@ def test_what_had_white_space_beside_it_has_it_again(page, text):
 
 def test_white_space_that_is_lost_is_a_fault():
     def fault(source: str, new: str) -> str | None:
-        before, after = (outline_of(events_of(True, {}, (), each)) for each in (source, new))
+        before, after = (outline_of(events_of(True, {"i": ""}, (), each)) for each in (source, new))
         return fault_of(before, after, "a b")
 
     assert fault("a <i/> b", "a <i/> b") is fault("a <i/>b", "a b <i/>") is None
