@@ -14,14 +14,9 @@ from speculative.text.scripts import AFTER, BEFORE
 HOLE = "\0"  # stands for markup that has paragraphs of its own and is not written anew
 STOOD_FOR = "\1"  # stands for what has a name such as {1} in the text
 ATOM = "\0"  # stands for what is shown, but has no words
-_NO_SPACES = "", ""
 Spaces = tuple[str, str]  # white space before and behind something
-_APART = {
-    "link",
-    "change",
-    "element",
-    "anchor",
-}  # marks that are not in each other if not in the source
+# Marks that are not in each other if not in the source
+_APART = {"link", "change", "element", "anchor"}
 
 
 class Run(NamedTuple):
@@ -74,7 +69,7 @@ class Paragraph(Passage):
     marks: tuple[Mark, ...] = ()
     run: Run | None = None  # what text without a mark is written in
     ends: tuple[str, str] = ("", "")  # of the run that its source begins in; the head of its last
-    edges: Spaces = _NO_SPACES  # white space before and behind the text
+    edges: Spaces = ("", "")  # white space before and behind the text
     drops: bool = False  # formatting whose words became plain is left out
     is_single: bool = False  # no source may stand beside its translation, as in a title
 
@@ -90,7 +85,7 @@ class Paragraph(Passage):
 
 
 def is_glued(before: str, after: str) -> bool:
-    """Whether two characters that have no white space between them should have one: they are no marks that join words."""
+    """Whether two characters without white space between them lack it: they are none, and no marks that join words."""
     return not (before.isspace() or after.isspace() or before in BEFORE or after in AFTER)
 
 
@@ -216,6 +211,14 @@ def lost_marks(
             yield mark.kind, words
 
 
+class _Piece(NamedTuple):
+    """Words or markup as it is written, with what it shows and the space that it needs."""
+
+    raw: str
+    shown: str
+    spaces: Spaces = ("", "")
+
+
 class Writer:
     """Writes a text with the marks of a paragraph at spans that do not cross. escape: writes words as markup."""
 
@@ -245,29 +248,29 @@ class Writer:
         """The markup for the paragraph's spans."""
         before, after = self._paragraph.ends
         lead, tail = self._paragraph.edges
-        pieces = [each for each in self._pieces() if each[0] or each[1]]
-        parts = [raw for raw, *_ in pieces]
-        seen = [number for number, (_, shown, _) in enumerate(pieces) if shown]
-        for one, other in pairwise(seen):
-            space = pieces[one][2][1] or pieces[other][2][0]
-            if is_glued(pieces[one][1][-1], pieces[other][1][0]):
-                parts[other] = self._in_run(space, self._paragraph.run) + parts[other]
-        if seen:
-            parts[seen[0]] = self._in_run(lead, self._paragraph.run) + parts[seen[0]]
-            parts[seen[-1]] += self._in_run(tail, self._paragraph.run)
+        pieces = [*self._pieces()]
+        parts = [piece.raw for piece in pieces]
+        shown = [number for number, piece in enumerate(pieces) if piece.shown]
+        for i, j in pairwise(shown):
+            if is_glued(pieces[i].shown[-1], pieces[j].shown[0]):
+                space = pieces[i].spaces[1] or pieces[j].spaces[0]
+                parts[j] = self._in_run(space, self._paragraph.run) + parts[j]
+        if shown:
+            parts[shown[0]] = self._in_run(lead, self._paragraph.run) + parts[shown[0]]
+            parts[shown[-1]] += self._in_run(tail, self._paragraph.run)
         return "".join([before, *parts, after]).split(HOLE)
 
-    def _pieces(self) -> Iterator[tuple[str, str, Spaces]]:
-        """Words and markup in their order, with what they show and the space that they need."""
+    def _pieces(self) -> Iterator[_Piece]:
+        """Words and markup in their order."""
         end = 0
         for order, raw, stop, spaces in sorted(self._tags(), key=itemgetter(0)):
-            yield self._between(end, order[0]), self._text[end : order[0]], _NO_SPACES
+            yield _Piece(self._between(end, order[0]), self._text[end : order[0]])
             end = max(end, stop)
             if spaces:
-                yield raw, ATOM, spaces
+                yield _Piece(raw, ATOM, spaces)
             else:
-                yield raw, self._text[order[0] : stop], _NO_SPACES
-        yield self._between(end, len(self._text)), self._text[end:], _NO_SPACES
+                yield _Piece(raw, self._text[order[0] : stop])
+        yield _Piece(self._between(end, len(self._text)), self._text[end:])
 
     def own_words(self) -> list[str]:
         """The words of links for which the text has none, which are added to it."""
