@@ -200,8 +200,7 @@ def serve(server, listener: socket.socket, engine, name: str) -> None:
         finally:
             engine.close()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    cli.on_signals(stop, signal.SIGINT, signal.SIGTERM)
     http_thread = threading.Thread(target=serve_http)
     http_thread.start()
     reporter.note(f"serving {name}")

@@ -34,7 +34,7 @@ _OF_FILES = ("audio_track", "channels", "reference", "clip_timestamps", "vad", "
 def channels(text: str) -> dict[int, str]:
     """Their speakers, by the number of the channel."""
     sides = {"left": 1, "right": 2}
-    named = (part.partition("=") for part in text.split(","))
+    named = (map(str.strip, part.partition("=")) for part in text.split(","))
     return {int(sides.get(channel, channel)): name or channel for channel, _, name in named}
 
 

@@ -2,7 +2,9 @@
 
 import argparse
 import math
+import os
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -27,12 +29,13 @@ MODEL = (  # what --model takes
 class Parser(argparse.ArgumentParser):
     def error(self, message: str):
         hint = "see --help"
-        word, *_ = message.partition("unrecognized arguments: ")[2].split() or [""]
-        if word.startswith("--"):
-            flag = word.partition("=")[0]
-            for nearest in get_close_matches(flag, self._option_string_actions, 1, 0.75):
-                hint = f"did you mean {nearest}?"
-        elif word and "--prompt" in self._option_string_actions:
+        words = message.partition("unrecognized arguments: ")[2].split()
+        flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+        known = self._option_string_actions
+        near = [each for flag in flags for each in get_close_matches(flag, known, 1, 0.75)]
+        if near:
+            hint = f"did you mean {' '.join(near)}?"
+        elif words and not flags and "--prompt" in known:
             hint = "put the prompt after --prompt"
         self.exit(USAGE_ERROR, one_line(f"{self.prog}: {message} ({hint})") + "\n")
 
@@ -148,9 +151,21 @@ def confirm(question: str) -> bool:
     return False
 
 
+def on_signals(stop: Callable[[int, Any], object], *numbers: signal.Signals) -> dict[Any, Any]:
+    """Call `stop` at these signals, but at none that is ignored, as under nohup. Return what they did before, by number."""
+    befores = {number: signal.getsignal(number) for number in numbers}
+    for number, before in befores.items():
+        if before is not signal.SIG_IGN:
+            signal.signal(number, stop)
+    return befores
+
+
 def run(main: Callable[[], None]) -> None:
     """Run a command's `main`, with notes, warnings and bars of all parts on stderr and questions on a terminal; report a
     user's error in one line, and exit with its code."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed, as by 0<&-
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     reporter.note = note
     reporter.bar = bar
     is_terminal = sys.stdin.isatty() and sys.stderr.isatty()

@@ -45,9 +45,9 @@ class LiveTranscript:
 
         def stop(number: int, _) -> None:
             pieces.put(None)
-            signal.signal(number, befores[signal.Signals(number)])  # the second time, at once
+            signal.signal(number, befores[number])  # the second time, at once
 
-        befores = {number: signal.signal(number, stop) for number in _SIGNALS}
+        befores = cli.on_signals(stop, *_SIGNALS)
         reporter.note("listening; Ctrl-C ends it")
         tasks = [self._live.listen(pieces)]
         transcript = result_of(self.transcriber.transcribe_all(tasks, self.options, 1))

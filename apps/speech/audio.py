@@ -37,6 +37,15 @@ def pcm(data: bytes) -> np.ndarray:
     return np.divide(np.frombuffer(data, "<i2"), 32768, dtype=np.float32)
 
 
+def floats(samples: np.ndarray) -> np.ndarray:
+    """Samples in [-1, 1], float32, of those that other libraries read, which may be integers of any size."""
+    if np.issubdtype(samples.dtype, np.integer):
+        limits = np.iinfo(samples.dtype)
+        half = (limits.max - limits.min + 1) / 2
+        samples = np.subtract(samples, limits.min + half, dtype=np.float32) / half
+    return samples.astype(np.float32, copy=False)
+
+
 def check_length(seconds: float, longest: float = 24 * 3600) -> None:
     """Raise InputError for a sound that is longer: weeks of silence fit into a few MB."""
     if round(seconds) > longest:
@@ -51,7 +60,10 @@ def read(source: str, report: Report = lambda line: None, **wanted: Any) -> np.n
         with open(sys.stdin.fileno() if is_stdin else source, "rb", closefd=not is_stdin) as file:
             return decoded(file, lambda line: report(f"{name}: {line}"), **wanted)
     except OSError as error:
-        raise InputError(f"{name}: {error.strerror or error}") from None
+        reason = error.strerror or error
+        if "://" in source:
+            reason = "an address, not a file; download it first"
+        raise InputError(f"{name}: {reason}") from None
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
 
@@ -71,6 +83,9 @@ def decoded(
     """
     if not file.seekable():
         file = io.BytesIO(file.read())  # many formats have their index at the end
+    if not file.read(1):  # FFmpeg's seeks in it would end in a traceback
+        raise InputError("is empty")
+    file.seek(0)
     sound = _from_ffmpeg(file, report, check, track, not channels) if av else _from_wav(file)
     check(sound.shape[1] / RATE)
     if not sound.size:
@@ -93,13 +108,13 @@ def _from_ffmpeg(
             layout = track.layout
             if mixed:
                 layout = av.AudioLayout("mono")
-            frames = _frames(container.demux(track), report)
-            sound = b"".join(_resampled(_after_holes(frames, container, check), layout))
-            if track.duration and track.time_base:
-                said = float(track.duration * track.time_base)
-                length = len(sound) / (2 * layout.nb_channels * RATE)
-                if length + _EARLY < said:
-                    report(f"ends at {length:.1f} s, though it says {said:.1f} s")
+            start = (container.start_time or 0) / av.time_base  # where players begin
+            frames = _frames(container.demux(track), report, _is_bare(container))
+            sound = b"".join(_resampled(_after_holes(frames, container, start, check), layout))
+            length = len(sound) / (2 * layout.nb_channels * RATE)
+            said = _said(container, track)
+            if start + length + _EARLY < said:
+                report(f"ends at {length:.1f} s, though it says {said:.1f} s")
     except av.error.FFmpegError as error:
         raise InputError(f"no audio file that FFmpeg reads ({error.strerror})") from None
     return pcm(sound).reshape(-1, layout.nb_channels).T
@@ -122,20 +137,31 @@ def _track(tracks: Sequence[Any], wanted: str | None) -> Any:
     return languages[Languages(dict.fromkeys(languages, "")).find("audio_track", wanted)]
 
 
+def _is_bare(container: Any) -> bool:
+    """Whether it is nothing but frames, as .mp3 and .aac, between which there may be anything. FFmpeg counts their samples."""
+    flags = container.format.flags
+    return bool(flags & Flags.generic_index.value) and not flags & Flags.ts_discont.value
+
+
+def _said(container: Any, track: Any) -> float:
+    """The seconds that a file says a track lasts; 0 if FFmpeg only knows the last packet's time, or guesses from its size."""
+    said = float((track.duration or 0) * (track.time_base or 0))
+    guess = 8 * container.size / (track.bit_rate or math.inf)
+    is_guessed = _is_bare(container) and said < guess + _EARLY
+    return 0.0 if is_guessed or container.format.flags & Flags.ts_discont.value else said
+
+
 def _after_holes(
-    frames: Iterator[tuple[float, Any]], container: Any, check: Check
+    frames: Iterator[tuple[float, Any]], container: Any, start: float, check: Check
 ) -> Iterator[tuple[float, Any]]:
     """Each frame with the seconds of silence before it, from frames with the seconds of damage before each."""
-    start = (container.start_time or 0) / av.time_base
     latest = start + container.duration / av.time_base if container.duration else math.inf
-    flags = container.format.flags
-    resets = bool(flags & Flags.ts_discont.value)  # its clock, which may begin anywhere
-    timed = resets or not flags & Flags.generic_index.value  # otherwise FFmpeg counts samples
-    zero = start if resets else 0.0
+    resets = bool(container.format.flags & Flags.ts_discont.value)  # its clock, as in broadcasts
+    timed = not _is_bare(container)
     end = 0.0
     for silence, frame in frames:
         if timed:
-            ahead = -1.0 if frame.time is None else frame.time - zero - end
+            ahead = -1.0 if frame.time is None else frame.time - start - end
             is_hole = ahead > _HOLE and frame.time <= latest and not (resets and ahead > _JUMP)
             silence = ahead if is_hole else 0.0
         end += silence + frame.samples / frame.sample_rate
@@ -153,22 +179,29 @@ def _readable(packets: Iterator[Any], report: Report) -> Iterator[Any]:
         report("damaged; what follows the damage is left out")
 
 
-def _frames(packets: Iterator[Any], report: Report) -> Iterator[tuple[float, Any]]:
+def _frames(packets: Iterator[Any], report: Report, is_bare: bool) -> Iterator[tuple[float, Any]]:
     """The frames of the packets that can be decoded, each with the seconds of damaged ones before it."""
     lost = 0.0
     damaged = 0
+    head = b""  # of every frame, if they are bare; what begins otherwise is no sound, but a tag, for example
     for packet in _readable(packets, report):
         try:
             frames = packet.decode()
         except av.error.FFmpegError:
-            damaged += 1
-            lost += float((packet.duration or 0) * packet.time_base)
+            if packet.has_sidedata("encryption_info"):
+                raise InputError("is encrypted") from None
+            if not is_bare or bytes(packet)[:1] == head:
+                damaged += 1
+                lost += float((packet.duration or 0) * packet.time_base)
             continue
+        head = head or bytes(packet)[:1]
         for frame in frames:
             if not 1000 <= frame.sample_rate <= 1_000_000:
                 raise InputError(f"damaged: {frame.sample_rate} samples a second")
             yield lost, frame
             lost = 0.0
+    if damaged and not head:
+        raise InputError("is encrypted, or damaged all over")
     if damaged:
         report(f"damaged packets: {damaged}; silence stands in for them")
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from apps.speech.reference import Part
 from apps.speech.rules import TASKS
 from speculative.common.errors import InputError
@@ -34,7 +36,8 @@ def ids(text: str) -> tuple[int, ...]:
 
 
 def seconds(text: str) -> tuple[float, ...]:
-    return tuple(map(float, text.split(",")))
+    times = ([float(part) for part in time.split(":")] for time in text.split(","))
+    return tuple(float(np.polyval(parts, 60)) for parts in times)  # 0:01:30 as digits to base 60
 
 
 def _are_clips(times: Sequence[float]) -> bool:
@@ -76,7 +79,7 @@ class TranscribeOptions:
     compression_ratio_threshold: float | None = _threshold(2.4, help="retry a window if its text compresses better than X; none: never")
     logprob_threshold: float | None = _threshold(-1.0, help="retry a window if its mean log-probability is below X; none: never")
     no_speech_threshold: float | None = _threshold(0.6, help="an unsure window is silent if silence is likelier than X; none: never")
-    clip_timestamps: tuple[float, ...] = option((), _CLIPS, "parts in seconds: start,end,...", "all")
+    clip_timestamps: tuple[float, ...] = option((), _CLIPS, "parts, in seconds or as 1:30: start,end,...", "all")
     vad: bool = _switch("transcribe only what a voice detector takes for speech")
     batched: bool = _switch("decode windows cut at pauses together; texts may differ; needs --vad")
     without_timestamps: bool = _switch("decode text only: a segment is a whole window")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from apps.speech.audio import RATE
+from apps.speech.audio import RATE, floats
 from apps.speech.features import HOP, log_mel
 from apps.speech.live.live import PAUSE, Live, OnHeard
 from apps.speech.options import TranscribeOptions
@@ -138,9 +138,9 @@ class Transcriber:
     def task(
         self, samples: np.ndarray, options: TranscribeOptions, on_window: OnWindow = lambda *_: None
     ) -> Task:
-        """A task that transcribes a sound, for `transcribe_all`. Arguments: as for `Sound`."""
+        """A task that transcribes a sound, for `transcribe_all`. Arguments: as for `Sound`, but samples as `floats` takes."""
         pipeline = self._pipeline(options, leaves_rest=not options.batched)
-        return Sound(pipeline, samples, on_window).steps()
+        return Sound(pipeline, floats(samples), on_window).steps()
 
     def detection(self, samples: np.ndarray) -> Task:
         """A task that finds the language that is spoken first in a sound: its code, and how probable it is."""
@@ -166,7 +166,7 @@ class Transcriber:
         options: TranscribeOptions | None = None,
         on_window: OnWindow = lambda *_: None,
     ) -> Transcript:
-        """Transcribe one sound. Arguments: as for `Sound`."""
+        """Transcribe one sound. Arguments: as for `task`."""
         options = options or TranscribeOptions()
         return result_of(self.transcribe_all([self.task(samples, options, on_window)], options, 1))
 

@@ -3,19 +3,22 @@
 import errno
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import whisper_models as wm
-from helpers.programs import call
+from helpers.programs import ROOT, call
 from helpers.sounds import sound_file, write_wav
 
 import apps.cli.transcripts
 import transcribe as command
 from apps.cli.transcripts import Output
 from apps.speech.formats import FORMATS
+from apps.speech.transcriber import Transcriber
 
 MODELS = ("--model", "target", "--draft-model", "shared", "--temperature", "1", "--best-of", "1")
 
@@ -61,7 +64,7 @@ def test_channels_are_transcribed_apart(folder):
     noise = np.random.default_rng(2).normal(0, 3000, (20_000, 2)).astype(np.int16)
     for name, sound in (("call", noise), ("left", noise[:, :1].copy())):
         (folder / f"{name}.wav").write_bytes(sound_file("wav", "pcm_s16le", sound))
-    arguments = ("call.wav", *MODELS, "--channels", "right=Ben,1=Anna", "-f")
+    arguments = ("call.wav", *MODELS, "--channels", "right=Ben, 1 = Anna", "-f")
     both = json.loads(transcribe(folder, *arguments, "json").stdout)["segments"]
     assert [s["start"] for s in both] == sorted(s["start"] for s in both)
     assert {s["speaker"] for s in both} == {"Anna", "Ben"}
@@ -203,6 +206,8 @@ def test_flags_take_values_as_whisper_takes_them():
     assert not parsed.condition_on_previous_text and parsed.word_timestamps and parsed.vad
     assert parsed.suppress_tokens == (-1,)
     assert not parsed.verbose and parsed.logprob_threshold is parsed.no_speech_threshold is None
+    parsed = command.parse_args(["a.wav", "--clip-timestamps", "2, 0:03.5,1:00,1:02:03"])
+    assert parsed.clip_timestamps == (2, 3.5, 60, 3723)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +228,10 @@ def test_languages_go_by_codes_of_locales_and_by_names(name, code):
         (["one.wav", *MODELS, "--language", "klingon"], "'klingon'; there are English (en), Ger"),
         (["one.wav", *MODELS, "--clip-timestamps", "5,1"], "each later than the one before"),
         (["one.wav", *MODELS, "--clip-timestamps", "a"], "clip_timestamps is 'a', not seconds"),
+        (
+            ["one.wav", "--output_dir", "o", "--fp16", "False", "--word_timestamps", "True"],
+            "(did you mean --output-dir --word-timestamps?)",
+        ),
         (
             ["one.wav", *MODELS, "--temperature", "2"],
             "temperature is 2.0, not a number from 0 to 1",
@@ -263,3 +272,25 @@ def test_a_flag_without_effect_is_told(folder, arguments, told):
 def test_other_commands_say_where_speech_is(folder):
     done = call("--model", "target", "--prompt", "x", cwd=folder)
     assert done.returncode == 1 and "this model transcribes audio: use transcribe.py" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", "main translate transcribe distill convert serve benchmark".split()
+)
+def test_commands_start_without_standard_input(name):
+    line = ["sh", "-c", '"$@" 0<&-', "sh", sys.executable, ROOT / f"{name}.py", "--help"]
+    assert b"Traceback" not in subprocess.run(line, capture_output=True, check=True).stderr
+
+
+def test_python_may_give_samples_of_any_type(folder):
+    transcriber = Transcriber(folder / "target")
+    noise = np.random.default_rng(5).normal(0, 3000, 20_000).astype(np.int16) // 256 * 256
+    kinds = (
+        noise / 32768,
+        noise,
+        noise.astype(np.int32) << 16,
+        (noise // 256 + 128).astype(np.uint8),
+    )
+    texts = [transcriber.transcribe(sound).text for sound in kinds]
+    assert len(set(texts)) == 1 and texts[0]

@@ -24,13 +24,14 @@ def tone(seconds: float = 1, rate: int = RATE, hertz: float = 440) -> np.ndarray
 
 
 def sound_file(
-    container: str, codec: str, sound: np.ndarray, rate: int = RATE, video: bool = False
+    container: str, codec: str, sound: np.ndarray, rate: int = RATE, video: bool = False, **options
 ) -> bytes:
-    """A file of FFmpeg's format `container`, by PyAV. sound: [samples, channels]; video: a picture track before it."""
+    """A file of FFmpeg's format `container`, by PyAV. sound: [samples, channels]; video: a picture track before it; options:
+    FFmpeg's, for the container."""
     import av
 
     file = io.BytesIO()
-    with av.open(file, "w", format=container) as output:
+    with av.open(file, "w", format=container, options=options) as output:
         streams = []
         if video:
             picture = av.VideoFrame.from_ndarray(np.zeros([64, 64, 3], np.uint8))

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import struct
 import sys
 import tempfile
@@ -51,9 +52,17 @@ PLAYLIST = b"ffconcat version 1.0\nfile clip.wav\n"
 LISTENER = (
     b"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=audio 5004 RTP/AVP 0\n"
 )
+LOCKED = made(
+    "mp4", "aac", encryption_scheme="cenc-aes-ctr", encryption_key="a" * 32, encryption_kid="b" * 32
+)
 UNREADABLE = "no audio file that FFmpeg reads (Invalid data found when processing input)"
 MISTAKES = {
-    "empty": (b"", UNREADABLE),
+    "empty": (b"", "is empty"),
+    "encrypted": (LOCKED, "is encrypted"),
+    "encrypted in another way": (
+        M4A[:48] + Random(0).randbytes(M4A.index(b"moov") - 52) + M4A[M4A.index(b"moov") - 4 :],
+        "is encrypted, or damaged all over",
+    ),
     "text": (b"To be, or not to be\n" * 99, UNREADABLE),
     "half a wav header": (WAV[:30], UNREADABLE),
     "a wav header": (WAV[: WAV.index(b"data") + 8], "holds no audio"),
@@ -144,6 +153,8 @@ def test_what_holds_no_sound_is_one_line(name, tmp_path, monkeypatch):
 def test_what_cannot_be_opened_is_one_line(tmp_path):
     assert mistake(f"{tmp_path}/a.wav") == f"{tmp_path}/a.wav: No such file or directory"
     assert mistake(str(tmp_path)) == f"{tmp_path}: Is a directory"
+    address = "https://a.org/b.mp3"
+    assert mistake(address) == f"{address}: an address, not a file; download it first"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
@@ -190,8 +201,9 @@ def test_tags_may_be_in_any_encoding():
 def test_damaged_packets_are_told():
     noise = Random(0).randbytes(600)
     notes: list[str] = []
-    samples = read_bytes(MP3[:4000] + noise + MP3[4600:], notes)
-    assert 2.7 * RATE < len(samples) < 3 * RATE  # FFmpeg passes over what is not even a packet
+    aac = made("adts", "aac", 3)
+    samples = read_bytes(aac[:4000] + noise + aac[4600:], notes)
+    assert 2.7 * RATE < len(samples) < 3.2 * RATE  # FFmpeg passes over what is not even a packet
     assert notes == ["standard input: damaged packets: 1; silence stands in for them"]
 
 
@@ -218,18 +230,67 @@ def tracks_file(container: str, codec: str, *tracks) -> bytes:
 
 def loud_seconds(samples: np.ndarray) -> list[int]:
     """The seconds of a sound in which there is some."""
-    return [i for i in range(len(samples) // RATE) if abs(samples[i * RATE :][:RATE]).mean() > 0.1]
+    return [
+        i for i in range(round(len(samples) / RATE)) if abs(samples[i * RATE :][:RATE]).mean() > 0.1
+    ]
 
 
-@pytest.mark.parametrize("begins", [(0, 1), (4,), (0, 6), (2, 3, 9)])
-@pytest.mark.parametrize(
-    "container, codec",
-    [("matroska", "pcm_s16le"), ("mov", "aac"), ("mp4", "alac"), ("nut", "flac")],
-)
-def test_sound_is_where_the_file_has_it(container, codec, begins):
+CODECS = dict(matroska="pcm_s16le", webm="libopus", mov="aac", mp4="alac", mpegts="mp2", nut="flac")
+
+
+@pytest.mark.parametrize("begins", [(0, 1), (4,), (0, 6), (2, 3, 9), (60, 62)])
+@pytest.mark.parametrize("container, codec", CODECS.items())
+def test_sound_is_where_the_file_has_it_from_its_first_time_on(container, codec, begins):
     samples = read_bytes(tracks_file(container, codec, ("und", True, 440, begins)))
-    assert len(samples) == pytest.approx((begins[-1] + 1) * RATE, abs=RATE // 10)
-    assert loud_seconds(samples) == list(begins)
+    expected = [begin - begins[0] for begin in begins]
+    assert len(samples) == pytest.approx((expected[-1] + 1) * RATE, abs=RATE // 10)
+    assert loud_seconds(samples) == expected
+
+
+@pytest.mark.parametrize("begin", [0, 60])
+@pytest.mark.parametrize("container, codec", CODECS.items())
+def test_a_track_that_begins_after_another_one_stays_late(container, codec, begin):
+    tracks = ("ger", False, 440, (begin + 4,)), ("eng", True, 880, (begin,))
+    data = tracks_file(container, codec, *tracks)
+    assert [loud_seconds(read_bytes(data, track=name)) for name in ("de", "en")] == [[4], [0]]
+
+
+@pytest.mark.parametrize(
+    "container, codec, mark, options",
+    [
+        ("webm", "libopus", rb"\x1fC\xb6u", dict(live="1", cluster_time_limit="1000")),
+        (
+            "mp4",
+            "aac",
+            rb"....moof",
+            dict(movflags="empty_moov+default_base_moof+frag_every_frame"),
+        ),
+    ],
+)
+def test_a_recorders_later_pieces_behind_its_header_begin_at_once(container, codec, mark, options):
+    data = made(container, codec, 6, 48_000, **options)
+    pieces = [match.start() for match in re.finditer(mark, data, re.S)]
+    later = data[: pieces[0]] + data[pieces[len(pieces) // 2] :]
+    for recorded, seconds in ((data, 6), (later, 3)):
+        assert loud_seconds(read_bytes(recorded, notes := [])) == list(range(seconds)) and not notes
+
+
+TAG = b"ID3\3\0\0\0\2\0\0APIC" + Random(0).randbytes(2 * 128**2 - 4)
+WHOLE = {
+    "aac": sound_file("adts", "aac", np.concatenate([np.zeros([20 * RATE, 1], np.int16), tone(3)])),
+    "aac in pieces": (TAG + made("adts", "aac")) * 2,
+    "ogg": tracks_file("ogg", "libopus", ("und", True, 440, (60,))),
+    "mp3s": (TAG + MP3) * 2,
+    "mp3s with old tags": (MP3 + b"TAG" + bytes(125)) * 2,
+    "mp3 and something": MP3 + bytes(999) + b"LYRICSBEGIN" * 99,
+    "flacs": made("flac", "flac") * 2,
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_whole_file_is_not_called_cut_off_or_damaged(name):
+    read_bytes(WHOLE[name], notes := [])
+    assert not notes
 
 
 def test_a_broadcast_begins_at_its_first_time():
@@ -344,9 +405,13 @@ def test_damaged_files_give_sound_or_one_line(monkeypatch, capfd, container, cod
     assert (*capfd.readouterr(),) == ("", "")  # FFmpeg has much to say about them
 
 
-def test_a_sound_that_ends_before_its_file_says_is_told():
+@pytest.mark.parametrize(
+    "container, codec",
+    [("flac", "flac"), ("mp3", "libmp3lame"), ("aiff", "pcm_s16be")],
+)
+def test_a_sound_that_ends_before_its_file_says_is_told(container, codec):
     notes = []
     noise = np.random.default_rng(0).integers(-9000, 9000, [8 * RATE, 1]).astype(np.int16)
-    data = sound_file("flac", "flac", noise, RATE)
+    data = sound_file(container, codec, noise, RATE)
     length = len(read_bytes(data[: len(data) // 2], notes)) / RATE
     assert f"ends at {length:.1f} s, though it says 8.0 s" in notes[-1]

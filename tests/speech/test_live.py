@@ -22,10 +22,12 @@ from helpers import whisper_models as wm
 from helpers.programs import DEMO, ROOT, call
 from helpers.serving import Server, openai_client
 
+from apps.cli import cli
 from apps.serving import realtime
 from apps.serving.gate import Gate
 from apps.speech.audio import RATE, pcm
 from apps.speech.features import HOP
+from apps.speech.live import microphone
 from apps.speech.live.live import Live
 from apps.speech.live.samples import from_ulaw
 from apps.speech.live.sources import listen
@@ -34,6 +36,7 @@ from apps.speech.pipeline import Pipeline
 from apps.speech.transcriber import Transcriber
 from apps.speech.voice import Detector
 from decoder import Options
+from speculative.common.reporting import reporter
 from speculative.models.conversion import convert
 
 CLIPS = json.loads((DEMO / "speech" / "clips.json").read_text(encoding="utf-8"))
@@ -191,28 +194,54 @@ def test_an_audio_file_is_not_taken_for_raw_sound(folder, head):
     assert done.stderr.count(b"\n") == 2 and not done.stdout
 
 
-def test_a_microphone_is_heard_at_its_own_rate(monkeypatch):
+@pytest.mark.parametrize(
+    "block, device, told",
+    [
+        (
+            bytes(9600),
+            "USB",
+            ["overflow 1 of", "overflow 2 of", "System Settings > Privacy & Security"],
+        ),
+        (bytes(9598) + b"\1\0", 3, ["overflow 1 of", "overflow 2 of"]),
+    ],
+)
+def test_a_microphone_is_heard_at_its_own_rate_and_its_faults_are_told(
+    monkeypatch, block, device, told
+):
     pytest.importorskip("av")
-    streams = []
 
     class Stream:
         def __init__(self, rate, callback, **about):
-            streams.append((rate, about["device"]))
-            callback(np.zeros(rate // 10, "<i2").tobytes(), None, None, None)
+            assert (rate, about["device"]) == (48_000, device)
+            self.callback = callback
 
         def start(self):
-            pass
+            for i in range(9):
+                flags = SimpleNamespace(input_overflow=i in (2, 4))
+                self.callback(block, len(block) // 2, None, flags)
 
     about = {"default_samplerate": 48_000.0}
     made = SimpleNamespace(
         query_devices=lambda *_: about, RawInputStream=Stream, PortAudioError=OSError
     )
     monkeypatch.setitem(sys.modules, "sounddevice", made)
-    pieces = SimpleQueue()
-    for device in ("USB", "3"):
-        listen("microphone", pieces, device)
-    assert streams == [(48_000, "USB"), (48_000, 3)]
-    assert len(pieces.get()) == pytest.approx(RATE / 10, abs=100)
+    monkeypatch.setattr(microphone, "_PATIENCE", 0.7)
+    monkeypatch.setattr(reporter, "note", (notes := []).append)
+    listen("microphone", pieces := SimpleQueue(), str(device))
+    *samples, end = (pieces.get(timeout=60) for _ in range(10))
+    assert sum(map(len, samples)) == pytest.approx(0.9 * RATE, abs=100) and end is None
+    for note, part in zip(notes, [*told, "the microphone stopped"], strict=True):
+        assert part in note
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert cli.on_signals(print, signal.SIGHUP) == {signal.SIGHUP: signal.SIG_IGN}
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def append(data):

@@ -11,7 +11,7 @@ import pytest
 from apps.speech import timeline as constants
 from apps.speech.options import TranscribeOptions
 from apps.speech.segments import Segment, Word
-from apps.speech.timeline import Timeline, share
+from apps.speech.timeline import Timeline, share, with_speech
 from apps.speech.words import cut_segment
 
 END = 9  # the first token that is no text
@@ -118,6 +118,22 @@ def test_a_little_more_than_a_constant_is_heard_at_an_end(name, amount, after, i
     line = Timeline(np.stack([sound, sound], axis=1).astype(np.float32), None)
     end = length / 100 if is_more else 0.5
     assert spans(place(line, segment(0, len(sound) / 100))) == [(0, end)]
+
+
+@pytest.mark.parametrize("is_less", [False, True])
+def test_silence_is_left_out_if_it_is_as_long_as_a_constant_says(is_less):
+    margin = constants._MARGIN
+    silence = constants._LEFT_OUT + 2 * margin - is_less
+    chances = np.repeat([0, 1, 0, 1, 0], [99, 50, silence, 50, 99])
+    (begin, *cut, end) = np.flatnonzero(np.diff(with_speech(chances))) + 1
+    assert (begin, len(chances) - end) == (99 - margin, 99 - margin)
+    assert cut == ([] if is_less else [149 + margin, 149 + margin + constants._LEFT_OUT])
+
+
+def test_what_has_no_time_gets_as_much_as_a_constant_says():
+    (start, end), _ = share([(1, 1), (2, 3)], 0, 5)
+    (late,) = place(Timeline(np.zeros((200, 2), np.float32), None), segment(8, 9))
+    assert end - start == pytest.approx(constants._SHORTEST) == 2 - late.start
 
 
 @pytest.mark.parametrize("decibels", [30, 45])

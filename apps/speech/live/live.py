@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from apps.speech.audio import RATE
+from apps.speech.audio import RATE, floats
 from apps.speech.features import FRAMES, HOP, log_mel
 from apps.speech.live.sources import Piece
 from apps.speech.live.utterances import Utterance, Utterances
@@ -74,8 +74,8 @@ class Live:
         self._utterances.set_pause(pause)
 
     def append(self, samples: np.ndarray) -> None:
-        """Add what has arrived."""
-        self._arrived.append(samples)
+        """Add what has arrived, as `floats` takes it."""
+        self._arrived.append(floats(samples))
         self.seconds += len(samples) / RATE
 
     def clear(self) -> None:

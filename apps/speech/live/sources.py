@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from apps.speech import audio
 from apps.speech.audio import RATE
+from apps.speech.live.microphone import hear
 from apps.speech.live.samples import resampler
 from speculative.common.errors import InputError
 
@@ -28,33 +28,12 @@ Piece = np.ndarray | InputError | None  # samples, why there are none, or the en
 
 def listen(source: str, pieces: SimpleQueue[Piece], device: str | None = None) -> Any:
     """Begin to put samples into `pieces` as they arrive, and None at their end: from standard input ("-", raw PCM as in
-    `pcm`) or a microphone, by name or number (None: the default one). Keep what is returned. InputError without one."""
-    if source == "-":
-        thread = threading.Thread(target=_read_stdin, args=[pieces], daemon=True)
-        thread.start()
-        return thread
-    try:
-        import sounddevice  # type: ignore[import-untyped]
-    except (ImportError, OSError) as error:
-        needed = "the microphone needs sounddevice: pip install sounddevice"
-        raise InputError(f"{needed} ({error})") from None
-    try:
-        number = int(device) if device and device.isdecimal() else device
-        rate = RATE
-        if audio.av:
-            rate = round(sounddevice.query_devices(number, "input")["default_samplerate"])
-        samples = resampler(rate)
-
-        def take(data: Any, *_: Any) -> None:
-            pieces.put(samples(bytes(data)))
-
-        stream = sounddevice.RawInputStream(
-            rate, device=number, channels=1, dtype="int16", callback=take
-        )
-        stream.start()
-    except (sounddevice.PortAudioError, ValueError) as error:
-        raise InputError(f"no microphone: {error}") from None
-    return stream
+    `pcm`) or, as `hear`, from a microphone. Keep what is returned. InputError without one."""
+    if source != "-":
+        return hear(pieces, device)
+    thread = threading.Thread(target=_read_stdin, args=[pieces], daemon=True)
+    thread.start()
+    return thread
 
 
 def _read_stdin(pieces: SimpleQueue[Piece]) -> None:
