@@ -6,15 +6,13 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
-import numpy as np
-
 from apps.speech import audio
 from apps.speech.live.samples import resampler
 from speculative.common.errors import InputError
 from speculative.common.reporting import reporter
 
 _PATIENCE = 5.0  # seconds of zeros that are told; twice as long without anything ends the sound
-_ZEROS = "only zeros arrive: is it muted, closed, or not allowed in System Settings > Privacy & Security > Microphone?"
+_ZEROS = "only zeros from the microphone: muted, closed, or not allowed in System Settings > Privacy & Security > Microphone"
 
 
 def hear(pieces: SimpleQueue[Any], device: str | None) -> Any:
@@ -41,16 +39,14 @@ def hear(pieces: SimpleQueue[Any], device: str | None) -> Any:
     return stream
 
 
-def _pass_on(
-    blocks: SimpleQueue[Any], resampled: Callable[[bytes], np.ndarray], pieces: SimpleQueue[Any]
-) -> None:
+def _pass_on(blocks: SimpleQueue[Any], resampled: Callable, pieces: SimpleQueue[Any]) -> None:
     """Pass on what arrives, and say what is wrong with it."""
     zeros = overflows = 0  # samples since one that is none; how often sound was lost
     is_told = False
     with suppress(Empty):
         while True:
             block, flags = _next(blocks)
-            samples = resampled(block)
+            samples = resampled(block)  # of another rate: small ones may become zeros
             pieces.put(samples)
             if flags and flags.input_overflow:
                 overflows += 1
