@@ -24,8 +24,7 @@ _POLL = 0.2  # seconds between two calls of `check`
 def read_apart(path: Path, data: bytes, check: Callable[[], object]) -> Document:
     """As `documents.read`, within the limits, as later `write`. check: called meanwhile; what it raises gives it up."""
     ask = partial(_call, check, path, data)
-    passages, strict = ask()
-    return Document(passages, ask, strict)
+    return Document(ask(), ask)
 
 
 def _call(check: Callable[[], object], *arguments: Any) -> Any:
@@ -59,10 +58,10 @@ def _call(check: Callable[[], object], *arguments: Any) -> Any:
 
 
 def _answer(path: Path, data: bytes, *texts: Any) -> Any:
-    """A document's passages and strictness or, with texts and more of `write`'s, it written."""
+    """A document's passages or, with texts and more of `write`'s, it written."""
     document = read(path, data)
     if not texts:
-        return document.passages, document.strict
+        return document.passages
     return document.write(*texts)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from apps.documents.inline import Event
 from apps.documents.paragraph import ATOM, STOOD_FOR
+from apps.documents.prose import changed
 from speculative.text.scripts import AFTER, BEFORE
 
 _KEPT = "kept"
@@ -92,6 +93,9 @@ def fault_of(source: Outline, new: Outline, text: str, own_words: Iterable[str] 
             return f"{raw:.40} is not there as often as in the source"
     if lost or source.loose != new.loose or new.looks - source.looks:
         return "its elements are not those of the source"
+    for stand_in in changed(source.shown, new.shown):
+        if stand_in in source.shown:
+            return f"{stand_in:.40} is not there as often as in the source"
     spaces = Counter((raw, side) for raw, side, other in _sides(source) if other.isspace())
     spaces.update(
         (raw, side)

@@ -2,7 +2,7 @@
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, groupby, pairwise
@@ -33,7 +33,6 @@ class Passage:
     formatting: tuple[Span, ...] = ()  # of links and the like or, empty, notes; see marks.py
     breaks: tuple[int, ...] = ()  # where lines begin in the text; line feeds in a translation
     cues: tuple[int, ...] = ()  # the number of the cue that each span is in, for subtitles
-    placeholders: str = ""  # a pattern of what a translation must keep besides the usual ones
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,6 @@ class Document:
 
     passages: Sequence[Passage]
     write: Callable[..., Written]
-    strict: bool = False  # a passage whose translation lost a placeholder stays as it is
     notes: Sequence[str] = ()  # what a reader should know of the whole document
 
 
@@ -201,8 +199,8 @@ def lines_of(source: str, start: int = 0, end: int | None = None) -> Iterator[Sp
         yield begin, begin + len(line)
 
 
-def passage(source: str, spans: Iterable[Span]) -> Passage:
-    """The passage of one text that runs over these spans."""
+def passage(source: str, spans: Iterable[Span], broken: Collection[Span] = ()) -> Passage:
+    """The passage of one text that runs over these spans. broken: those that begin behind a line feed"""
     spans = tuple(spans)
     parts = list[str]()
     breaks = list[int]()
@@ -210,7 +208,7 @@ def passage(source: str, spans: Iterable[Span]) -> Passage:
     for start, stop in spans:
         part = source[start:stop]
         if parts:
-            part = between(parts[-1], part) + part
+            part = ("\n" if (start, stop) in broken else between(parts[-1], part)) + part
             breaks.append(size + len(part) - (stop - start))
         parts.append(part)
         size += len(part)

@@ -2,11 +2,13 @@
 has seen it."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from gettext import c2py
+
+import regex
 
 from apps.documents.document import (
     AllTargets,
@@ -20,7 +22,7 @@ from apps.documents.document import (
     in_text,
     newline_of,
 )
-from apps.documents.sentences import changed, keep_pattern
+from apps.documents.prose import changed
 from speculative.common.errors import InputError
 
 _LINE = r'(?>"[^\r\n]*")'  # to the last quote, of which it gives none back
@@ -38,18 +40,8 @@ _HEAD = re.compile(
     re.MULTILINE,
 )
 _FORMS = re.compile(r"nplurals\s*=\s*(\d{1,9})\s*;\s*plural\s*=\s*([^;]+)")
-# Placeholders: printf's without its space flag, and others by a message's flags
-_PRINTF = (
-    r"%(?:\(\w+\)|<\w+>|\d+\$)?[-+#0]*+[\d*]*+(?:\.[\d*]+)?(?:hh?|ll?|[jqzt])?[diouxXeEfFgGaAcsrp]"
-)
-_PLACEHOLDERS = {
-    "qt-format": r"%L?(?:\d\d?|n)",
-    "kde-format": r"%\d\d?",
-    "boost-format": rf"%\d+%|{_PRINTF}|%%",
-    "objc-format": rf"%(?:\d+\$)?@|{_PRINTF}|%%",
-    "python-brace-format": "",
-}
-
+# An accelerator within a word, which goes to its beginning: E_xit, Sa&ve
+_ACCELERATOR = regex.compile(r"(?<![\w&])(\p{Lu}\p{Ll}*)([_&])(?=\p{Ll}+(?![\w&]))")
 _MAX_FORMS = 9  # of plurals
 
 Edits = dict[Span, str]
@@ -67,16 +59,15 @@ class _Message(Passage):
 def parse(data: bytes, fuzzy: bool = True, change: Change = None) -> Document:
     """fuzzy: mark what is written. change: its target completes the head and plural forms."""
     find = partial(_messages, fuzzy=fuzzy, change=change)
-    document = in_text(data, find, _fit, strict=True)
+    document = in_text(data, find, _fit)
 
     def write(texts: Texts, targets: AllTargets = None, change: Change = None) -> Written:
         if not change:
             return document.write(texts)
         # Its language may have other forms of plurals, of the same texts.
         new = parse(data, fuzzy, change)
-        asked = [(each.text, each.placeholders) for each in document.passages]
-        known = dict(zip(asked, texts, strict=True))
-        return new.write([known.get((each.text, each.placeholders)) for each in new.passages])
+        known = dict(zip((each.text for each in document.passages), texts, strict=True))
+        return new.write([known.get(each.text) for each in new.passages])
 
     return replace(document, write=write)
 
@@ -103,8 +94,7 @@ def _messages(source: str, fuzzy: bool, change: Change) -> Iterator[Passage]:
         for i in range(number, len(strings)):
             if i not in done:
                 edits[strings[i - 1].end(), strings[i].end()] = ""
-        placeholders = _placeholders(flags)
-        texts = _plurals(one, many, number, form_of, placeholders) if many else [one]
+        texts = _plurals(one, many, number, form_of) if many else [one]
         others = (*edits.values(),)
         for i, text in enumerate(texts):
             if i in done and "fuzzy" not in flags:
@@ -114,9 +104,8 @@ def _messages(source: str, fuzzy: bool, change: Change) -> Iterator[Passage]:
             if i < len(strings):
                 span = strings[i].span(1)
                 before = ""
-            yield _Message(
-                text, (span, *edits), placeholders=placeholders, before=before, others=others
-            )
+            text = _ACCELERATOR.sub(r"\2\1", text)
+            yield _Message(text, (span, *edits), before=before, others=others)
 
 
 def _fit(source: str, passage: Passage, text: str, *_: object) -> Fitted:
@@ -166,26 +155,13 @@ def _comments(source: str, begin: int, end: int, fuzzy: bool) -> tuple[list[str]
     return flags, edits
 
 
-def _plurals(
-    one: str, many: str, number: int, form_of: Callable[[int], int], placeholders: str
-) -> Iterator[str]:
+def _plurals(one: str, many: str, number: int, form_of: Callable[[int], int]) -> Iterator[str]:
     """The source of each form: the singular only for the form of 1, if it serves all its other counts, too."""
-    lost = changed(one, many, keep_pattern(placeholders))
+    lost = changed(one, many)
     for i in range(number):
         counts = [n for n in range(200) if form_of(n) == i]
         is_singular = 1 in counts and number > 1 and (counts == [1] or not lost)
         yield one if is_singular else many
-
-
-def _placeholders(flags: Sequence[str]) -> str:
-    """The pattern of a message's placeholders."""
-    for flag in flags:
-        if flag in _PLACEHOLDERS:
-            return _PLACEHOLDERS[flag]
-    formats = [flag for flag in flags if flag.endswith("-format")]
-    if formats and all(flag.startswith("no-") for flag in formats):
-        return ""
-    return f"{_PRINTF}|%%" if formats else rf"{_PRINTF}(?!\w)|%%"
 
 
 def _unquoted(strings: str) -> str:

@@ -13,7 +13,7 @@ from apps.documents.inline import STAND_IN, Event, paragraphs_of
 from apps.documents.language import LanguageChange
 from apps.documents.markup import Markup, in_markup
 from apps.documents.paragraph import Paragraph, is_glued
-from apps.documents.sentences import ADDRESS
+from apps.documents.prose import ADDRESS
 from apps.documents.tags import (
     attributes_in,
     attributes_of,

@@ -16,6 +16,7 @@ from apps.documents.inline import STAND_IN, Event, paragraphs_of
 from apps.documents.language import in_head
 from apps.documents.markup import Markup, in_markup
 from apps.documents.paragraph import Paragraph
+from apps.documents.prose import is_syntax
 from apps.documents.sentences import runs_on
 from apps.documents.tags import VOID
 
@@ -27,7 +28,9 @@ _TARGET = r"(?:(?P<round>\((?:[^()\\]|\\.|(?&round))*\))|\[[^\]]*\])?"  # of a l
 _TOKENS = {
     "code_inline": r"(`+)(?!`).*?(?<!`)\1(?!`)",
     "math_inline": r"(\$+).*?(?<!\\)\1",
+    "math_inline_double": r"(\$+).*?(?<!\\)\1",
     "footnote_ref": r"\[\^[^\]]+\]|\^(?P<note>\[(?:[^\[\]\\]|\\.|(?&note))*\])",
+    "softbreak": r"\n",
     "image": rf"!(?P<square>\[(?:[^\[\]\\]|\\.|(?&square))*\]){_TARGET}",
     "link_open": r"\[|<",
     "link_close": rf"\]{_TARGET}|>",
@@ -40,9 +43,24 @@ _BLOCK = re.compile(
     r"(?:[-+*]|\d{1,9}[.)]|#{1,6}|:)(?=\s|$)|>|`{3}|~{3}|:::|=+\s*$|-{2,}\s*$|([-*_])(?:[ \t]*\1){2,}\s*$|\[[^\]]+\]:"
 )
 _AFTER = "\n"  # a text: dollarmath takes its last character for the one before the first
-_SHORTCODE = re.compile(r"\{\{.*\}\}|\{%.*%\}")  # a line of a site generator's
+_TAB = regex.compile(r'^[ \t]*\K===[!+]? (?=")', regex.MULTILINE)
+# Templates' blocks of code, and pandoc's tables: multiline, simple
+_VERBATIM = r"highlight|raw|verbatim|comment|code\w*|math\w*|mermaid|plantuml|graphviz"
+_STAYS = re.compile(
+    rf"^[ \t]*\{{[{{%][-<%]?\s*({_VERBATIM})\b.*\n(?:.*\n){{0,999}}?.*\{{[{{%][-<%]?\s*(?:end|/)\s*\1\b"
+    r"|^ *-{3,} *\n(?:(?!\s*$).*\n){1,9}? *--+(?: +--+)+ *\n(?:.*\n){0,999}? *--[- ]*$"
+    r"|^(?:(?!\s*$).*\n)? *--+(?: +--+)+ *\n(?:(?!\s*$).*\n?)+",
+    re.MULTILINE,
+)
+# Other blocks that stay: MDX's import and export, a tag that its line does not end, pandoc's grids
+_WHOLE = re.compile(
+    r"\A(?:import\s(?:.*\sfrom\s)?[\"'{*]|export\s+(?:default|const|let|var|function|async|class|[{*])"
+    r"|<[A-Za-z][\w.]*(?=\s|$)(?![^<>\n{}]*/?>))|^\+[-=:]{2,}[-=+:]*$",
+    re.MULTILINE,
+)
 # Two spaces or a backslash that is not escaped, which make a line's end a break
 _BREAK = regex.compile(r"(?<! ) {2,}$|(?<!\\)(?:\\\\)*\K\\$")
+_CAPTION = re.compile(r"(?:Table)?:\s+(?=\S)")  # of pandoc's tables
 _ALERT = re.compile(r"\[!\w+\][+-]?(?:\s+|$)")
 
 
@@ -116,7 +134,7 @@ def _parser():
     parser = MarkdownIt("commonmark", {"alerts": True, "tasklists": True}).enable("table")
     for plugin in (admon_plugin, amsmath_plugin, deflist_plugin, footnote_plugin):
         parser.use(plugin)
-    parser.use(dollarmath_plugin, allow_space=False, allow_digits=False)
+    parser.use(dollarmath_plugin, allow_space=False, allow_digits=False, double_inline=True)
     parser.use(container_plugin, "any", validate=lambda *_: True)
     # Which leaves notes out that nothing refers to, and which hides how characters are escaped
     return parser.disable(["footnote_tail", "text_join"])
@@ -127,9 +145,11 @@ def _located(text: str, parser: Any, names: dict[str, Any]) -> list[tuple[Any, S
     found = list[tuple[Any, Span]]()
     at = 0
     for token in parser.parseInline(text + _AFTER, names)[0].children:
+        if at == len(text):
+            break
         raw = token.markup if token.nesting or token.type == "text_special" else token.content
         if token.type in _TOKENS:
-            match = regex.compile(_TOKENS[token.type]).match(text, at)
+            match = regex.compile(_TOKENS[token.type], regex.DOTALL).match(text, at)
             raw = match[0] if match else None
         if raw is None or not text.startswith(raw, at):
             return []  # all of it stays in the text
@@ -167,7 +187,7 @@ def _event(token: Any, start: int, stop: int, raw: str) -> Event:
     if tag and tag[2].lower() not in VOID:
         kind = {"": "open", "/": "close"}[tag[1]]
         return place._replace(kind=kind, name=tag[2], mark="look")
-    if token.type in ("code_inline", "math_inline"):
+    if token.type in ("code_inline", "math_inline", "math_inline_double"):
         return place._replace(words=STAND_IN)
     if token.type in ("html_inline", "image", "footnote_ref"):
         return place
@@ -178,18 +198,19 @@ def _event(token: Any, start: int, stop: int, raw: str) -> Event:
 
 def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[tuple[Passage, str]]:
     """The texts, each with the type of the token that it is in."""
-    front = _FRONT.match(source)
-    hidden = re.sub(r"[^\r\n]", " ", front[0]) if front else ""
-    shown = hidden + source[len(hidden) :].replace("\ufeff", " ")
     begins = [0, *(match.end() for match in re.finditer(r"\r\n?|\n", source)), len(source)]
     end = 0  # of the last span: a table's cells share a line
     parent = ""
-    for token in parser.parse(shown, names):
+    for token in parser.parse(_shown(source), names):
         if token.type != "inline" or not token.map:
             parent = token.type
             continue
-        groups = [list[Span]()]  # of lines, one for each passage
+        if _WHOLE.search(token.content):
+            continue
+        groups = [list[Span]()]  # of lines, one for each text
+        broken = set[Span]()  # lines behind a hard break that begin something new
         before = ""  # the line of a hard break
+        has_syntax = False
         for number, line in enumerate(token.content.split("\n"), token.map[0]):
             words = _BREAK.sub("", line)
             hard_break = words != line
@@ -198,19 +219,48 @@ def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[tuple
             if not span:
                 continue
             end = span[1]
-            if _SHORTCODE.fullmatch(words):
+            if is_syntax(words):
+                has_syntax = True
                 groups.append([])
                 before = ""
                 continue
             if before and not runs_on(before, words):
-                groups.append([])
+                broken.add(span)
             before = words if hard_break else ""
+            caption = None if any(groups) else _CAPTION.match(words)
+            if caption:
+                span = span[0] + caption.end(), end
             alert = None if any(groups) else _ALERT.match(words)
             if alert and alert.end() < len(words):
                 yield passage(source, [(span[0] + alert.end(), span[1])]), parent
             elif not alert:
                 groups[-1].append(span)
-        yield from ((passage(source, group), parent) for group in groups if group)
+        texts = [passage(source, group, broken) for group in groups if group]
+        if len(" ".join(each.text for each in texts).split()) > has_syntax:  # more than a word
+            for whole in texts:
+                yield from ((each, parent) for each in _cut(source, whole, broken, parser, names))
+
+
+def _shown(source: str) -> str:
+    """The source as the parser reads it, with the same lines: without what stays whole, and tabs of MkDocs as admonitions."""
+    shown = re.sub(r"\r\n?", "\n", source.replace("\ufeff", " "))
+    for pattern in (_FRONT, _STAYS):
+        shown = pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), shown)
+    return _TAB.sub("!!! tab ", shown)
+
+
+def _cut(
+    source: str, whole: Passage, broken: Collection[Span], parser: Any, names: dict[str, Any]
+) -> Iterator[Passage]:
+    """The texts between the lines that begin something new, other than within a mark or some code."""
+    first = 0
+    for i, at in enumerate(whole.breaks, 1):
+        if whole.spans[i] in broken:
+            before = [each for each in _located(whole.text, parser, names) if each[1][0] < at]
+            if not sum(token.nesting or at < stop for token, (_, stop) in before):
+                yield passage(source, whole.spans[first:i], broken)
+                first = i
+    yield passage(source, whole.spans[first:], broken)
 
 
 def _find(source: str, words: str, start: int, stop: int, parent: str) -> Span | None:

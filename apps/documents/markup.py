@@ -14,6 +14,7 @@ from apps.documents.document import (
     Fitted,
     Passage,
     Relabel,
+    Span,
     Target,
     Targets,
     in_text,
@@ -21,6 +22,7 @@ from apps.documents.document import (
 from apps.documents.inline import Event
 from apps.documents.marks import targets_of
 from apps.documents.paragraph import Paragraph, Writer, lost_marks, placed, plain_spans
+from apps.documents.prose import STAND_IN, any_of
 
 _ONCE = re.compile(  # names in tags and of controls, notes and bookmarks
     r"""\s(?:xml:)?(?:id|name)\s*=\s*(?:"[^"]*"|'[^']*'|[^\s<>]+)(?=[^<>]*>)"""
@@ -61,8 +63,13 @@ def _fit(
         is_quoted = source[paragraph.spans[0][0] - 1] in "\"'"
         value = escape(text).replace("\n", "&#10;")
         return Fitted([value if is_quoted else f'"{value}"'])
+    kept_words = any_of({match[0] for match in STAND_IN.finditer(paragraph.text)})
+    if markup.lines:  # whose words are the markup's own
+        markup = replace(markup, escape=partial(_escaped, markup.escape, kept_words))
     if targets is None:
         targets = targets_of([(paragraph.text, text)], paragraph.formatting, {})
+    stand_ins = [match.span() for match in kept_words.finditer(text)]
+    targets = [_around(target, stand_ins, text) for target in targets]
     if markup.below and not paragraph.is_single:
         return _with_source(markup, source, paragraph, text, targets, change)
     raw = paragraph.raw or "".join(source[start:stop] for start, stop in paragraph.spans)
@@ -91,6 +98,26 @@ def _fit(
         lost = []
     parts = [source[start:stop] for start, stop in paragraph.spans]
     return Fitted(parts, (), [f"not translated: {fault}"])
+
+
+def _escaped(escape: Callable[[str], str], kept: re.Pattern[str], text: str) -> str:
+    """The text as markup, with the stand-ins as they are."""
+    pieces = re.split(f"({kept.pattern})", text)
+    pieces[::2] = map(escape, pieces[::2])
+    return "".join(pieces)
+
+
+def _around(target: Target, stand_ins: Sequence[Span], text: str) -> Target:
+    """The target in a text, whose edges are not within stand-ins."""
+    (begin, end), sure = target
+    if re.fullmatch(r"\{\d+\}", text[begin:end]):  # a part of one, such as a role's code
+        return target
+    for start, stop in stand_ins:
+        if start < end < stop:
+            end = stop
+        if start < begin < stop:
+            begin = start
+    return (begin, end), sure
 
 
 def _with_source(

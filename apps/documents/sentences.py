@@ -1,28 +1,12 @@
-"""The sentences of a text, and what must not change in them."""
+"""The sentences of a text."""
 
-import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import cache
 from itertools import accumulate, groupby, pairwise
 
 import regex
 import sentencex
 
 from speculative.text.scripts import SENTENCE_ENDED, UNSPACED_CHARACTERS
-
-_PICTURE = (
-    r"(?!\p{P})\p{Extended_Pictographic}[\p{Extended_Pictographic}\p{Emoji_Modifier}\ufe0f\u200d]*"
-)
-_ADDRESS = r"(?:https?://|www\.)[^\s<>]*[^\s<>.,;:!?)\]]|(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+"
-# What programs send: {{name}}, {name}, ${name}, %{name}, [X9X], %1$s
-_PROGRAMS = r"\{\{[<%]?[^{}]*\}\}|\{%[^{}]*%\}|[$%]?\{[^{}]*\}|\[[A-Z]*\d+[A-Z]*\]|%\d+\$[sdif@]"
-# Addresses, tags and other placeholders: &amp;, \n; pictures, which a vocabulary may lack
-_PLACEHOLDER = rf"{_ADDRESS}|</?\w[^<>]*>|{_PROGRAMS}|&#?\w+;|\\[Nnht]|{_PICTURE}"
-ADDRESS = regex.compile(_ADDRESS)
-_BEGIN = regex.compile(rf"\A(?:(?:{_PICTURE}|[♪♫])\s*)+")
-_END = regex.compile(rf"(?r)(?:\s*(?:{_PICTURE}|[♪♫]))+\Z")
-_MASK = re.compile(r"X\d+")
 
 _WIDE = regex.compile(r"[\p{ea=W}\p{ea=F}]")
 _LETTER = rf"[^\W{UNSPACED_CHARACTERS}]"  # of words that have spaces between them
@@ -63,12 +47,6 @@ _ORDINAL = regex.compile(r"(?<![\w.,]|\p{L}\.\s)\d{1,3}\.$")
 _OF_KINGS = regex.compile(r"(?<![\w.,])[IVXLC]+\.$")
 _NOUNS = ("de", "gsw", "lb", "nds")
 _KINGS = "bs cs da et eu fi fo hr hu is lv nb nn no pl sk sl sr tr".split()
-
-
-@cache
-def keep_pattern(placeholders: str = "") -> regex.Pattern:
-    """A pattern of what a translation must keep: a message's own placeholders and the usual ones."""
-    return regex.compile(f"{placeholders}|{_PLACEHOLDER}" if placeholders else _PLACEHOLDER)
 
 
 def phrase_pattern(phrases: Collection[str]) -> regex.Pattern:
@@ -147,10 +125,16 @@ def sentences(
 
 def _ends(text: str, language: str, pattern: regex.Pattern) -> Iterator[int]:
     """The ends of sentences, besides the last one."""
-    inside = {i for match in pattern.finditer(text) for i in range(match.start() + 1, match.end())}
+    spans = [match.span() for match in pattern.finditer(text)]
+    inside = {i for start, stop in spans for i in range(start + 1, stop)}
+    behind = {start: stop for start, stop in spans if text[start - 1 : start].strip()}
     for end in accumulate(map(len, sentencex.segment(language, text.replace("\n", " ")))):
         start = max(0, end - _BEFORE)
         end -= _OPENING.search(text, start, end) is not None
+        if end in behind:  # a mark that belongs to the sentence
+            end = behind[end]
+            while text[end : end + 1].isspace():
+                end += 1
         before = text[start:end].rstrip()
         goes_on = (
             _GOES_ON.match(text, end)
@@ -175,30 +159,3 @@ def _clauses(text: str, fits: Callable[[str], bool]) -> Iterator[str]:
             break
     yield from _clauses(text[:middle], fits)
     yield from _clauses(text[middle:], fits)
-
-
-def edges(text: str) -> tuple[str, str, str]:
-    """A text without the pictures at its edges, between what stands before and after it."""
-    rest = _BEGIN.sub("", text)
-    middle = _END.sub("", rest)
-    return text[: len(text) - len(rest)], middle, rest[len(middle) :]
-
-
-def translatable(text: str, pattern: regex.Pattern) -> bool:
-    """Whether there is a letter besides what must be kept."""
-    return any(map(str.isalpha, pattern.sub("", text)))
-
-
-def changed(source: str, text: str, pattern: regex.Pattern) -> list[str]:
-    """The placeholders that one of the two has more often than the other."""
-    wanted = Counter(match[0] for match in pattern.finditer(source))
-    present = Counter(match[0] for match in pattern.finditer(text))
-    return [*((wanted - present) + (present - wanted))]
-
-
-def masked(text: str, pattern: regex.Pattern) -> tuple[str, Callable[[str], str]]:
-    """The text with plain tokens, X1 and so on, for placeholders, and a function that puts them back."""
-    names = {f"X{i}": match[0] for i, match in enumerate(pattern.finditer(text), 1)}
-    tokens = iter(names)
-    plain = pattern.sub(lambda _: next(tokens), text)
-    return plain, lambda new: _MASK.sub(lambda match: names.get(match[0], match[0]), new)

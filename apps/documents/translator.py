@@ -7,24 +7,15 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 from apps.documents.alignment import Aligner
 from apps.documents.document import Document, Passage, Target, Targets, spread
 from apps.documents.language import LanguageChange
 from apps.documents.marks import Align, Sentence, targets_of
-from apps.documents.sentences import (
-    between,
-    changed,
-    edges,
-    is_unspaced,
-    keep_pattern,
-    masked,
-    phrase_pattern,
-    sentences,
-    translatable,
-)
+from apps.documents.prose import FORMS, STAND_IN, changed, edges, masked, translatable
+from apps.documents.sentences import between, is_unspaced, phrase_pattern, sentences
 from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder
 from speculative.common.errors import InputError
 from speculative.common.reporting import reporter
@@ -35,7 +26,6 @@ from speculative.text.languages import bcp47, short, tag_of
 from speculative.text.memory import Memory, MemoryFile, Pair
 from speculative.text.text_side import Prompt
 
-Pattern = Any  # regex's
 Languages = tuple[str | None, str | None]
 
 _FULL = 0.6  # of the longest output: longer sentences are cut
@@ -136,8 +126,8 @@ class Translator:
         the documents come and are translated."""
         passages = {passage.text: passage for each in documents for passage in each.passages}
         for text in sorted(passages, key=lambda text: zlib.crc32(text.encode())):
-            pattern = keep_pattern(passages[text].placeholders)
-            self._sample += _sources(self._pieces(passages[text], pattern), pattern)
+            sources = _sources(self._pieces(passages[text]))
+            self._sample += (masked(each)[0] for each in sources)
             if len(self._sample) >= _SAMPLED:
                 return
 
@@ -159,64 +149,67 @@ class Translator:
     def steps(self, document: Document) -> Task:
         """Translate a document, wherever its sentences are decoded; `finish` gets their rows."""
         passages = document.passages
-        patterns = [keep_pattern(passage.placeholders) for passage in passages]
-        pieces = [*map(self._pieces, passages, patterns)]
-        wanted = dict.fromkeys(
-            (sentence, pattern)
-            for of_passage, pattern in zip(pieces, patterns, strict=True)
-            for sentence in _sources(of_passage, pattern)
-        )
-        yield self._rows([sentence for sentence, _ in wanted])
-        lost = [
-            (sentence, pattern)
-            for sentence, pattern in wanted
-            if changed(sentence, self.texts[sentence], pattern) and sentence not in self._exact
-        ]
-        yield self._rows([masked(*each)[0] for each in lost])
-        for sentence, pattern in lost:
-            plain, restored = masked(sentence, pattern)
-            text = restored(self.texts[plain])
-            if not changed(sentence, text, pattern):
-                self.texts[sentence] = text
-        pairs = [
-            [*zip(of_passage, self._translated(passage, of_passage), strict=True)]
-            for passage, of_passage in zip(passages, pieces, strict=True)
-        ]
+        pieces = [*map(self._pieces, passages)]
+        yield from self._decode([*dict.fromkeys(chain.from_iterable(map(_sources, pieces)))])
+        pairs = list[list[Sentence]]()
+        lost = list[list[str]]()  # stand-ins: their passages stay in the source's words
+        for passage, of_passage in zip(passages, pieces, strict=True):
+            texts = [*self._translated(passage, of_passage)]
+            lost.append(changed(passage.text, "".join(texts)))
+            if lost[-1]:
+                texts = of_passage
+            pairs.append([*zip(of_passage, texts, strict=True)])
         aligned = yield from self._align(passages, pairs)
-        return self._written(document, patterns, pairs, aligned)
+        return self._written(document, pairs, lost, aligned)
+
+    def _decode(self, sentences: Sequence[str]) -> Iterator[Work]:
+        """Decode sentences, whose stand-ins the model does not read. Those that lose some in all forms have no text."""
+        self.texts |= {each: self._exact[each] for each in sentences if each in self._exact}
+        for form in FORMS:
+            todo = {each: masked(each, form) for each in sentences if each not in self.texts}
+            yield self._rows([todo.get(each, (each,))[0] for each in sentences])
+            for sentence, (plain, restored) in todo.items():
+                text = restored(self.texts[plain])
+                if plain in self._cut:
+                    self._cut.add(sentence)
+                if text is not None:
+                    self.texts[sentence] = text
+            sentences = [each for each in sentences if each not in self.texts]
+        self.texts |= dict.fromkeys(sentences, "")
 
     def _written(
         self,
         document: Document,
-        patterns: Sequence[Pattern],
         pairs: Sequence[Sequence[Sentence]],
+        lost: Sequence[Sequence[str]],
         aligned: Mapping[Sentence, Align],
     ) -> Translation:
-        """The document with the sentences' texts. patterns: of what each passage must keep; pairs: the sentences of each"""
+        """The document with the sentences' texts. pairs: the sentences of each passage; lost: its stand-ins that they lack"""
         texts = list[str | None]()
         targets = list[Targets]()
         lines = list[Line]()
-        for passage, pattern, of_passage in zip(document.passages, patterns, pairs, strict=True):
+        for passage, of_passage, missing in zip(document.passages, pairs, lost, strict=True):
             text = "".join(new for _, new in of_passage)
             goes = list[Target]()
             if passage.formatting:
                 goes = targets_of(of_passage, passage.formatting, aligned)
             flat = _flat(passage.text), _flat(text)
-            problems = [*self._problems(*flat, pattern)]
+            problems = [*self._problems(*flat)]
+            if missing:
+                problems.append(f"not translated: check {' '.join(missing)}")
             problems += self._lost_terms(of_passage, aligned)
             if any(pair in aligned for pair in of_passage):
                 problems += _to_check(passage, goes)
             from_memory = all(edges(_flat(piece))[1] in self._exact for piece, _ in of_passage)
             lines.append(Line(passage.location, *flat, from_memory, problems))
             targets.append(goes)
-            is_lost = document.strict and changed(passage.text, text, pattern)
-            texts.append(None if is_lost else text)
+            texts.append(None if missing else text)
         written = document.write(texts, targets, self._change())
         for number, more in written.problems.items():
             lines[number].problems.extend(more)
         notes = [*document.notes, *written.notes]
         from_memory = sum(line.from_memory for line in lines)
-        if not any(map(translatable, (line.source for line in lines), patterns)):
+        if not any(translatable(line.source) for line in lines):
             notes.append("nothing in it was translated: it has no text")
         if from_memory:
             notes.append(f"{from_memory} of {len(lines)} texts are the memory's")
@@ -230,12 +223,12 @@ class Translator:
             return LanguageChange(self.source_lang, bcp47(self.target_lang))
         return None
 
-    def _pieces(self, passage: Passage, pattern: Pattern) -> list[str]:
+    def _pieces(self, passage: Passage) -> list[str]:
         """The sentences of a passage, with the space after them."""
         if _flat(passage.text) in self._exact:
             return [passage.text]
         language = short(self.source_lang or "en")
-        return [*sentences(passage.text, language, pattern, self._fits, bool(self.whole))]
+        return [*sentences(passage.text, language, STAND_IN, self._fits, bool(self.whole))]
 
     def _fits(self, text: str) -> bool:
         """Whether the model can read the text and write as much."""
@@ -302,11 +295,8 @@ class Translator:
             yield _in_lines(text, lines) + space
             start = end
 
-    def _problems(self, source: str, text: str, pattern: Pattern) -> Iterator[str]:
+    def _problems(self, source: str, text: str) -> Iterator[str]:
         """The things that a reader should look at in a passage's text."""
-        lost = changed(source, text, pattern)
-        if lost:
-            yield f"check {' '.join(lost)}"
         if any(sentence in source for sentence in self._cut):
             yield "a sentence was cut short; see --max-tokens"
         if len(text) > _LONG * (len(source) + 20):
@@ -379,9 +369,9 @@ def _to_check(passage: Passage, targets: Targets) -> Iterator[str]:
             yield f"check what belongs to {words!r}"
 
 
-def _sources(pieces: Iterable[str], pattern: Pattern) -> Iterator[str]:
-    """The sentences to translate in the pieces of a passage. pattern: of what it must keep"""
-    return (edges(_flat(piece))[1] for piece in pieces if translatable(piece, pattern))
+def _sources(pieces: Iterable[str]) -> Iterator[str]:
+    """The sentences to translate in the pieces of a passage."""
+    return (edges(_flat(piece))[1] for piece in pieces if translatable(piece))
 
 
 def _flat(piece: str) -> str:

@@ -178,7 +178,7 @@ class Translations:
             replace(self.engine.options, **options),
             service=replace(self._service, assumed_source=source_lang),
         )
-        return self._steps(translator, replace(document, strict=True))
+        return self._steps(translator, document)
 
     def _sources_of(self, documents: Sequence[Document], source: str) -> Sources:
         """The language of each document, if "auto": its own where that is sure, and otherwise that of all of them."""

@@ -69,7 +69,7 @@ def test_what_a_reader_should_look_at_is_listed(run, tmp_path):
     assert result.returncode == 0, result.stderr
     assert result.stderr.splitlines()[1:] == [
         "b.po, line 2: 'doors' is not 'Tore'",
-        "b.po, line 5: check %s",
+        "b.po, line 5: not translated: check %s",
     ]
     assert (tmp_path / "b.de.po").read_text().count('msgstr ""') == 1  # the one without %s
     pairs = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]

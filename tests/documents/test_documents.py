@@ -10,7 +10,6 @@ from apps.documents import FORMATS, gettext, read
 from apps.documents.document import Passage, by_length
 from apps.documents.encodings import decoded
 from apps.documents.language import LanguageChange
-from apps.documents.sentences import changed, keep_pattern
 from speculative.common.errors import InputError
 
 WRAPPED = "An old king sees a door that is red, and\nhis old dog sees it too."
@@ -105,22 +104,6 @@ def test_a_po_is_written_in_its_charset_or_says_that_it_is_not(charset):
 def test_a_half_filled_plural_keeps_what_it_has():
     (passage,) = FORMATS[".po"](f'{PLURAL}msgstr[0] "eine"\nmsgstr[1] ""\n'.encode()).passages
     assert passage.text == "%d files"
-
-
-@pytest.mark.parametrize(
-    "flags, text, held",
-    [
-        ("", "5% a year, 3% e, 50 % d'", []),
-        ("#, c-format\n", "%dms of %-5.2f%%, %(n)s", ["%d", "%-5.2f", "%%", "%(n)s"]),
-        ("#, qt-format\n", "%1 of %L2, %n, %d", ["%1", "%L2", "%n"]),
-        ("#, objc-format\n", "%@ and %1$@", ["%@", "%1$@"]),
-        ("#, no-c-format\n", "50%d", []),
-    ],
-)
-def test_placeholders_of_a_message_are_those_of_its_format(flags, text, held):
-    (passage,) = FORMATS[".po"](f'{flags}msgid "{text}"\nmsgstr ""\n'.encode()).passages
-    assert changed(text, "", keep_pattern(passage.placeholders)) == held
-    assert not changed("Growth is 5% a year: %s", "", keep_pattern())
 
 
 def cues(*texts: str, gap: float = 1, newline: str = "\n") -> bytes:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from apps.documents import FORMATS, read
-from apps.documents.sentences import edges, keep_pattern, sentences
+from apps.documents.prose import STAND_IN, edges
+from apps.documents.sentences import sentences
 from speculative.common.errors import InputError
 
 PO = 'msgid ""\nmsgstr "Plural-Forms: nplurals={}; plural={};\\n"\n\nmsgid "a"\nmsgid_plural "b"\nmsgstr[0] ""\n'
@@ -81,6 +82,6 @@ def test_what_a_pattern_could_give_back_piece_by_piece_takes_linear_time(kind, s
 def test_cutting_takes_linear_time(kind, text):
     began = time.process_time()
     for passage in FORMATS[kind](f"{text} {'The king sees. ' * 900}".encode()).passages:
-        pieces = [*sentences(passage.text, "en", keep_pattern(), lambda _: True)]
+        pieces = [*sentences(passage.text, "en", STAND_IN, lambda _: True)]
         assert "".join(map("".join, map(edges, pieces))) == passage.text
     assert time.process_time() - began < 3
