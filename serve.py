@@ -1,4 +1,4 @@
-"""Serve a model over HTTP with OpenAI's, LibreTranslate's and DeepL's protocols: drafts in continuous batches.
+"""Serve a model over HTTP with OpenAI's, LibreTranslate's, DeepL's and LanguageTool's protocols: drafts in continuous batches.
 
 python serve.py
 python serve.py --model google-t5/t5-11b --draft-model google-t5/t5-small --port 8080
@@ -57,7 +57,7 @@ def split(names: str) -> list[str]:
 def parse_args(argv: list[str] | None = None):
     parser = cli.Parser(
         prog="serve.py",
-        description="Serve a model over HTTP with OpenAI's, LibreTranslate's and DeepL's protocols.",
+        description="Serve a model over HTTP with OpenAI's, LibreTranslate's, DeepL's and LanguageTool's protocols.",
         epilog="The decoding options are defaults; a request may set its own. No beam search.",
     )
     add_flags(parser)

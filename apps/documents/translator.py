@@ -66,6 +66,9 @@ class Memories:
     exact: bool = False  # use the decoder's memory's texts of the same sentence or passage
     file: MemoryFile | None = None  # gets the sentences that the decoder's memory lacks
     texts: dict[str, str] = field(default_factory=dict)  # by sentence, known ones; gets the others
+    cut: set[str] = field(default_factory=set)  # those of them whose texts are not whole
+    # What a sentence's text may resemble; None: what the decoder's memory has
+    reference: Callable[[str], str | None] = lambda sentence: None
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,7 @@ class Translator:
         if self.whole is None:
             self.whole = text.translation is not None
         self.texts = self.memories.texts
+        self.cut = self.memories.cut
         memory = self.decoder.memory if self.memories.exact else None
         self._exact = memory.exact(self.source_lang, self.target_lang) if memory else {}
         self._instruction = len(self._row("-").prompt) - 1  # tokens beside the text's
@@ -119,7 +123,6 @@ class Translator:
         self.aligner = self.service.aligners.setdefault(self.languages, aligner)
         self._pending = dict[str, Row]()  # that are being decoded, by sentence
         self._sample = list[str]()  # sentences
-        self._cut = set[str]()  # sentences whose translations are not whole
 
     def sample(self, documents: Iterable[Document]) -> None:
         """Let some sentences of these documents say how the model's attention is to be read: the same ones in whatever order
@@ -170,8 +173,8 @@ class Translator:
             yield self._rows([todo.get(each, (each,))[0] for each in sentences])
             for sentence, (plain, restored) in todo.items():
                 text = restored(self.texts[plain])
-                if plain in self._cut:
-                    self._cut.add(sentence)
+                if plain in self.cut:
+                    self.cut.add(sentence)
                 if text is not None:
                     self.texts[sentence] = text
             sentences = [each for each in sentences if each not in self.texts]
@@ -198,9 +201,12 @@ class Translator:
             if missing:
                 problems.append(f"not translated: check {' '.join(missing)}")
             problems += self._lost_terms(of_passage, aligned)
+            sources = [edges(_flat(piece))[1] for piece, _ in of_passage]
+            if not self.cut.isdisjoint(sources):
+                problems.append("a sentence was cut short; see --max-tokens")
             if any(pair in aligned for pair in of_passage):
                 problems += _to_check(passage, goes)
-            from_memory = all(edges(_flat(piece))[1] in self._exact for piece, _ in of_passage)
+            from_memory = all(source in self._exact for source in sources)
             lines.append(Line(passage.location, *flat, from_memory, problems))
             targets.append(goes)
             texts.append(None if missing else text)
@@ -225,7 +231,8 @@ class Translator:
 
     def _pieces(self, passage: Passage) -> list[str]:
         """The sentences of a passage, with the space after them."""
-        if _flat(passage.text) in self._exact:
+        text = _flat(passage.text)
+        if text in self._exact or (self.whole and text in self.texts):
             return [passage.text]
         language = short(self.source_lang or "en")
         return [*sentences(passage.text, language, STAND_IN, self._fits, bool(self.whole))]
@@ -253,7 +260,7 @@ class Translator:
                     self.decoder.learner.total -= len(sentence)
                 continue
             if sentence not in self._pending:
-                prompt = self._framed(sentence)
+                prompt = self._framed(Prompt(sentence, self.memories.reference(sentence)))
                 limit = self.service.max_prompt_tokens
                 rows = self.decoder.maker.rows(prompt, self.options, seeds, limit)
                 (self._pending[sentence],) = rows
@@ -267,7 +274,7 @@ class Translator:
         text = " ".join(response.text.splitlines()).strip()
         self.texts[response.prompt] = text or response.prompt
         if response.finish_reason != "stop" or not text:
-            self._cut.add(response.prompt)
+            self.cut.add(response.prompt)
             return
         pair = Pair(response.prompt, text, *self.languages)
         if self.memories.file and pair not in (self.decoder.memory or ()):
@@ -297,8 +304,6 @@ class Translator:
 
     def _problems(self, source: str, text: str) -> Iterator[str]:
         """The things that a reader should look at in a passage's text."""
-        if any(sentence in source for sentence in self._cut):
-            yield "a sentence was cut short; see --max-tokens"
         if len(text) > _LONG * (len(source) + 20):
             yield "much longer than its source: an explanation?"
         elif _QUOTED.fullmatch(text) and not _QUOTED.fullmatch(source):

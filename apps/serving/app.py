@@ -22,6 +22,8 @@ from apps.serving.answers import Answer
 from apps.serving.audio import Speech
 from apps.serving.bodies import parse
 from apps.serving.completions import CompletionWriter
+from apps.serving.correction import Corrections
+from apps.serving.correction_routes import LanguageTool
 from apps.serving.engine import Engine
 from apps.serving.gate import Gate, Limits
 from apps.serving.realtime import Realtime
@@ -36,6 +38,7 @@ from apps.speech.transcriber import Transcriber
 from decoder import Content
 from speculative.step.row import Row
 from speculative.step.sampling import RowSeeds
+from speculative.text.correction_prompt import correction_prompt
 from speculative.text.thinking import Thinking
 from speculative.text.tokenizer import token_names
 
@@ -62,6 +65,10 @@ class Api:
         decoder = self.engine.decoder
         self._named = token_names(decoder.tokenizer, decoder.maker.hidden)
         self._chat = decoder.text.chat
+        template = self.engine.options.prompt_template
+        if template is None or "{target}" in template:  # that is for translations
+            template = correction_prompt(self.gate.names)
+        self._corrections = Corrections(self.engine, template)
         self._listed = {
             "id": self.gate.name,
             "object": "model",
@@ -71,6 +78,7 @@ class Api:
             "lookup": self.engine.options.copies(self.draft_model is not None),
             "chat": self._chat is not None,
             "speech": self.transcriber is not None,
+            "corrects": template is not None,
             "interfaces": ["openai"] if self.transcriber else ["openai", "libretranslate", "deepl"],
         }
 
@@ -99,6 +107,7 @@ class Api:
                 post("/asr", partial(speech.answer, form=Asr)),
                 post("/detect-language", speech.detect_language),
                 *routes,  # for clients whose address ends before /v1
+                *LanguageTool(self._corrections, self.gate).routes(),
                 *DeepL(translations).routes(),
                 *LibreTranslate(translations).routes(),
             ],

@@ -32,8 +32,8 @@ from speculative.common.errors import InputError
 from speculative.text.language_detector import LanguageDetector
 from speculative.text.languages import short, tag_of
 
-# LibreTranslate's languages, for a model that may know any
-_COMMON = (
+# LibreTranslate's languages, where a text or a model may have any
+COMMON = (
     "ar az bg bn ca cs da de el en eo es et eu fa fi fr ga gl he hi hu id it ja ko ky lt lv ms nb nl pl pt pt-BR ro ru sk sl"
     " sq sr sv th tl tr uk ur vi zh-Hans zh-Hant"
 ).split()
@@ -88,7 +88,7 @@ class Translations:
     def __post_init__(self):
         text = self.engine.decoder.text
         languages = text.languages
-        codes = map(_shown, languages.codes) if languages else _COMMON
+        codes = map(_shown, languages.codes) if languages else COMMON
         self.targets = [*dict.fromkeys(codes)]
         self.sources = [_shown(languages.reads)] if languages and languages.reads else self.targets
         is_told = not languages or languages.reads or "source" in languages.source
@@ -142,6 +142,12 @@ class Translations:
         check(fields)
         return fields
 
+    def named(self, code: str) -> dict[str, str]:
+        """A language as LibreTranslate and LanguageTool name it, the latter with a country."""
+        likely = Language.get(code).maximize()
+        long_code = f"{likely.language}-{likely.territory}"
+        return {"code": code, "name": self.names[code], "longCode": long_code}
+
     def detect(self, text: str) -> tuple[str, float]:
         """The code of a text's language, and how sure that is. InputError if it cannot be told here."""
         return (self.sources[0], 1.0) if len(self.sources) == 1 else self._detector.detect(text)
@@ -178,7 +184,7 @@ class Translations:
             replace(self.engine.options, **options),
             service=replace(self._service, assumed_source=source_lang),
         )
-        return self._steps(translator, document)
+        return steps_of_document(self.engine, translator, document)
 
     def _sources_of(self, documents: Sequence[Document], source: str) -> Sources:
         """The language of each document, if "auto": its own where that is sure, and otherwise that of all of them."""
@@ -195,14 +201,6 @@ class Translations:
         decoder = self.engine.decoder
         source_lang, _ = decoder.text.default_languages(decoder.model.prefix([]))
         return _shown(source_lang or "en"), 0.0
-
-    async def _steps(self, translator: Translator, document: Document) -> Steps:
-        task = translator.steps(document)
-        async with aclosing(working(self.engine, task, is_begun=False)) as steps:
-            async for step in steps:
-                if isinstance(step, RowStep) and step.now.finish_reason:
-                    translator.finish(step.row)
-                yield step
 
     async def store(
         self, upload: Asked, source: str | None, target: str, client: str | None = None
@@ -266,6 +264,16 @@ async def _unchanged(document: Document) -> Steps:
     """A translation into the same language."""
     written = await run_in_threadpool(document.write, [None] * len(document.passages))
     yield Translation(written.data, [], written.notes)
+
+
+async def steps_of_document(engine: Engine, translator: Translator, document: Document) -> Steps:
+    """The steps in which the engine decodes a document's sentences, and at last its translation."""
+    task = translator.steps(document)
+    async with aclosing(working(engine, task, is_begun=False)) as steps:
+        async for step in steps:
+            if isinstance(step, RowStep) and step.now.finish_reason:
+                translator.finish(step.row)
+            yield step
 
 
 async def data_of(steps: Steps) -> bytes:

@@ -108,13 +108,15 @@ class LibreTranslate:
 
     async def languages(self, request: Request) -> Response:
         targets = dict.fromkeys(self.translations.sources, self.translations.targets)
-        names = self.translations.names
-        return JSONResponse([self._named(code, targets=targets.get(code, [])) for code in names])
+        named = self.translations.named
+        codes = self.translations.names
+        return JSONResponse([{**named(code), "targets": targets.get(code, [])} for code in codes])
 
     async def settings(self, request: Request) -> Response:
         source = self.translations.sources[0]
         target = next((code for code in self.translations.targets if code != source), source)
         needs_key = self.translations.gate.api_key is not None
+        named = self.translations.named
         settings = {
             "charLimit": 250_000,  # less than MAX_BODY
             "frontendTimeout": 500,  # milliseconds
@@ -123,12 +125,9 @@ class LibreTranslate:
             "suggestions": False,
             "filesTranslation": True,
             "supportedFilesFormat": [*FORMATS],
-            "language": {"source": self._named(source), "target": self._named(target)},
+            "language": {"source": named(source), "target": named(target)},
         }
         return JSONResponse(settings)
-
-    def _named(self, code: str, **more: Any) -> dict[str, Any]:
-        return {"code": code, "name": self.translations.names[code], **more}
 
 
 def _detected(code: str, certainty: float) -> dict[str, Any]:
@@ -229,9 +228,10 @@ class DeepL:
     async def languages(self, request: Request, asked: _DeepLRequest) -> Any:
         translations = self.translations
         codes = translations.targets if asked.type == "target" else translations.sources
-        names = translations.names
-        listed = [{"language": code.upper(), "name": names[code]} for code in codes]
-        return [language | {"supports_formality": False} for language in listed]
+        return [
+            {"language": code.upper(), "supports_formality": False, **translations.named(code)}
+            for code in codes
+        ]
 
     async def all_languages(self, request: Request, asked: _DeepLRequest) -> Any:
         known = self.translations

@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from apps.serving.engine import FAILURES, START, Engine, Job, Progress
 from speculative.common.errors import InputError
@@ -26,6 +26,7 @@ BODY_SECONDS = 30.0  # in which a body must arrive
 BEGINNING = 1 << 16  # bytes of a form that are read before the key in it is checked
 ERRORS = (HTTPException, InputError)  # that a client is told of
 Events = Callable[[AsyncIterator], AsyncIterator[str]]
+_LANGUAGETOOL = "check info healthcheck".split()
 _LIBRETRANSLATE = "translate translate_file download_file detect languages frontend suggest".split()
 
 
@@ -59,8 +60,11 @@ def failure_of(error: Exception) -> tuple[int, str]:
 async def failure(request: HTTPConnection, error: Exception) -> Response:
     """The error that answers a request, in the form of its interface."""
     status, message = failure_of(error)
-    body = error_body(status, message, request.scope["path"])
-    return JSONResponse(body, status, getattr(error, "headers", None))
+    headers = getattr(error, "headers", None)
+    path = request.scope["path"]
+    if path.removeprefix("/v2").removeprefix("/") in _LANGUAGETOOL:
+        return PlainTextResponse(f"Error: {message}", status, headers)
+    return JSONResponse(error_body(status, message, path), status, headers)
 
 
 def error_body(status: int, message: str, path: str = "") -> dict[str, Any]:

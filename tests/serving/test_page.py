@@ -115,6 +115,19 @@ def test_escape_stops(page, server):
 
 
 @pytest.mark.slow
+def test_mistakes_are_underlined_as_one_types_and_corrected_by_a_click(page):
+    page.focus("#writing")
+    text = REPAIR.removeprefix("repair: ")
+    write(page, f"😀 {text}", " ", "document.querySelectorAll('#marked button').length")
+    wait(page, "document.getElementById('marked').textContent.endsWith(' ')")
+    mark = "[...document.querySelectorAll('#marked button')].find(b => b.textContent == 'chuurch')"
+    assert "spelling" in page.evaluate(f"{mark}.title")
+    page.evaluate(f"{mark}.click()")
+    wait(page, "!document.querySelector('#marked button')")
+    assert page.input_value("#writing") == f"😀 {REPAIRED} " == page.text_content("#marked")
+
+
+@pytest.mark.slow
 def test_texts_and_documents_are_translated(page, server):
     source = f"{KING} The king sees the house.\n\n  The old king\nsees two boats.\n{KING} {EVIL}"
     page.focus("#source")

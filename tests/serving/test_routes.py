@@ -29,6 +29,7 @@ BODIES = {  # routes for texts -> bodies of first requests
     ],
     "/detect": [{"q": "The king."}],
     "/suggest": [{}],
+    "/v2/check?language=auto&text=The+kng.": [{}],
     "/v2/translate": [{"text": ["<x>King</x>"], "target_lang": "DE", "tag_handling": "xml"}],
 }
 DOCUMENTS = ["a.txt", "a.md", "a.html", "a.srt", "a.ass", "a.po", "a.docx", "a.epub"]
@@ -118,6 +119,6 @@ def test_no_first_request_imports_or_opens_anything_on_the_event_loop(demo_folde
                 asked.add(path)
     not_audio = {
         path for path, route in routes.items() if isinstance(route, Route) and "audio" not in path
-    } - {"/inference"}
+    } - {"/inference", "/asr", "/detect-language"}
     assert asked == not_audio
     assert heavy(server) == []

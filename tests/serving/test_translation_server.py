@@ -300,11 +300,11 @@ def test_each_text_is_from_its_own_language_or_where_that_is_not_sure_from_that_
     translations._is_told_source = False  # the demo model knows English alone
     translations._detector = LanguageDetector(translations.sources)
 
-    async def steps(self, translator, document):
+    async def steps(_, translator, document):
         texts = [f"{translator.service.assumed_source}: {each.text}" for each in document.passages]
         yield Translation(document.write(texts).data, [], [])
 
-    monkeypatch.setattr(Translations, "_steps", steps)
+    monkeypatch.setattr(translation, "steps_of_document", steps)
     texts = [HAUS, "Le roi voit la maison.", "", GERMAN[KING], "Ja", KING]
 
     async def start(source: str) -> tuple[list[str], list[str]]:
@@ -396,7 +396,9 @@ def test_who_goes_away_leaves_no_rows_and_who_is_too_many_may_come_again(guarded
 @pytest.mark.slow
 def test_what_clients_ask_first(server):
     (english, german, *_) = json.loads(server.get("/languages"))
-    assert english == {"code": "en", "name": "English", "targets": ["de", "fr", "es"]}
+    assert english == {"code": "en", "name": "English", "longCode": "en-US"} | {
+        "targets": ["de", "fr", "es"]
+    }
     assert german["targets"] == []
     settings = json.loads(server.get("/frontend/settings"))
     assert ".docx" in settings["supportedFilesFormat"] and settings["keyRequired"] is False
