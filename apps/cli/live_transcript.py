@@ -17,6 +17,7 @@ from speculative.common.errors import InputError
 from speculative.common.reporting import reporter
 from speculative.step.driver import result_of
 from speculative.text.cues import stamp
+from speculative.text.lines import wrap
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -69,7 +70,7 @@ class LiveTranscript:
         is_over = heard.end is not None
         if self._is_terminal:
             width = shutil.get_terminal_size().columns - 1
-            shown = "" if is_over else (self._line + heard.rest).strip()[-width:]
+            shown = "" if is_over else wrap(self._line + heard.rest, width)[-1]
             print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
             new = self._line if is_over else ""
         if self.output.streamed:

@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from glob import escape
 from pathlib import Path
@@ -17,6 +17,7 @@ from apps.cli.display import Summary
 from apps.cli.models import Models, learning_draft, note_types
 from apps.speech import audio
 from apps.speech.audio import RATE
+from apps.speech.call import joined
 from apps.speech.formats import FORMATS, lines
 from apps.speech.options import Layout, TranscribeOptions
 from apps.speech.segments import Segment, Transcript
@@ -176,14 +177,9 @@ class AudioFiles:
         for samples in channels:
             each.append((yield from self.transcriber.task(samples, self.options)))
             self.show(index, (), len(each) * len(samples) / RATE, Stats())
-        pairs = zip(self.speakers.values(), each, strict=True)
-        spoken = [replace(s, speaker=name) for name, own in pairs for s in own.segments]
-        spoken.sort(key=lambda segment: segment.start)
-        segments = tuple(replace(segment, id=i) for i, segment in enumerate(spoken))
-        stats = sum((own.stats for own in each), Stats())
-        self.show(index, segments, self._done[index], stats)
-        text = "".join(segment.text for segment in segments)
-        return Transcript(text, segments, each[0].language, each[0].duration, stats)
+        transcript = joined(each, [*self.speakers.values()], channels)
+        self.show(index, transcript.segments, self._done[index], transcript.stats)
+        return transcript
 
     def show(self, index: int, segments: Sequence[Segment], seconds: float, stats: Stats) -> None:
         """Print what was said in a window."""

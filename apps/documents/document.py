@@ -9,9 +9,10 @@ from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
 
 from apps.documents.language import LanguageChange
-from apps.documents.sentences import UNIT, between
+from apps.documents.sentences import between
 from speculative.common.errors import InputError
 from speculative.text.cues import NEWLINE, line_spans
+from speculative.text.lines import UNIT
 
 Span = tuple[int, int]
 Target = tuple[Span, float]  # where formatting goes in a translation, and how sure that is, up to 1

@@ -6,18 +6,10 @@ from itertools import accumulate, groupby, pairwise
 import regex
 import sentencex
 
+from speculative.text.lines import UNIT, columns
 from speculative.text.scripts import SENTENCE_ENDED, UNSPACED_CHARACTERS
 
-_WIDE = regex.compile(r"[\p{ea=W}\p{ea=F}]")
 _LETTER = rf"[^\W{UNSPACED_CHARACTERS}]"  # of words that have spaces between them
-# What lines are made of: words or clusters, with opening marks, and with closing marks and vowels that may not begin a
-# line (by Unicode's line breaking classes; Thai and Lao vowels stand before or after their consonant).
-UNIT = regex.compile(
-    r"(?:\p{Pd}\s+)?[\p{lb=OP}\p{Pi}\u0e40-\u0e44\u0ec0-\u0ec4]*"
-    rf"(?:(?=[{UNSPACED_CHARACTERS}])\X(?:(?<=[\u1039\u17d2])\X)*|[^\s{UNSPACED_CHARACTERS}]+)"
-    r"(?:(?=[\p{lb=CL}\p{lb=CP}\p{lb=EX}\p{lb=IS}\p{lb=NS}\p{lb=CJ}\p{Pf}\p{M}\p{Lm}…"
-    r"\u0e2f\u0e30\u0e32\u0e33\u0e45\u0eaf\u0eb0\u0eb2\u0eb3])\X)*\s*"
-)
 _CLAUSE = regex.compile(r"[,;:–—]\s+|[،、，；：]\s*")  # noqa: RUF001
 _SPACE = regex.compile(r"\s+")
 _BEFORE = 100  # characters in which an abbreviation and what stands before it are
@@ -92,15 +84,11 @@ def _goes_on(first: str, before: str, line: str) -> bool:
 def _wrapped(lines: Sequence[str]) -> bool:
     """Whether the lines are one paragraph: no line had room for the next one's first word, and some do not end a
     sentence."""
-    widths = [_columns(line.rstrip()) for line in lines]
-    first_words = [_columns(UNIT.findall(line.lstrip())[0].rstrip()) for line in lines[1:]]
+    widths = [columns(line.rstrip()) for line in lines]
+    first_words = [columns(UNIT.findall(line.lstrip())[0].rstrip()) for line in lines[1:]]
     widest = max(widths)
     full = all(width + 1 + first > widest for width, first in zip(widths, first_words))  # noqa: B905
     return widest >= _NARROWEST and full and not all(map(_LINE_ENDED.search, lines[:-1]))
-
-
-def _columns(text: str) -> int:
-    return len(text) + len(_WIDE.findall(text))
 
 
 def sentences(

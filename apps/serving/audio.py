@@ -1,6 +1,5 @@
 """The answers to audio requests: sounds are decoded as rows of the same engine as texts."""
 
-import string
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,11 +22,10 @@ from speculative.common.errors import InputError
 from speculative.step.driver import Task
 from speculative.step.row import Stats
 from speculative.text.languages import name_in
-from speculative.text.scripts import AFTER, BEFORE
+from speculative.text.scripts import SPOKEN
 from speculative.text.tokenizer import token_names
 
 OPENAI_NAMES = ("whisper-*", "gpt-*transcribe*", "gpt-*-whisper", "distil-whisper-*")  # patterns
-_MARKS = string.whitespace + BEFORE + AFTER  # around words, of which OpenAI's have none
 # OpenAI's names of languages, where the CLDR has others
 _NAMES = dict(bn="bengali", mi="maori", my="myanmar", nn="nynorsk", tl="tagalog")
 
@@ -149,5 +147,6 @@ def _body(transcript: Transcript, task: str | None = None, verbose: bool = False
         if any(segment.words for segment in transcript.segments):
             body["words"] = [word for segment in segments for word in segment.pop("words")]
             for word in body["words"]:
-                word["word"] = word["word"].strip(_MARKS) or word["word"].strip()
+                spoken = SPOKEN.search(word["word"])  # OpenAI's have no marks around them
+                word["word"] = (spoken or [word["word"].strip()])[0]
     return body

@@ -1,34 +1,25 @@
 """Transcripts' formats, which are OpenAI whisper's."""
 
 import json
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from itertools import groupby
-from operator import attrgetter
 
 from apps.speech.captions import Caption, captions
 from apps.speech.options import Layout
 from apps.speech.segments import Segment, Transcript
 from speculative.text.cues import stamp
+from speculative.text.lines import wrap
 
 
 def _captions(transcript: Transcript, layout: Layout) -> Iterator[Caption]:
     segments = [s for s in transcript.segments if s.words != ()]  # a mark is with the word before
-    if not layout.makes_cues:
-        for segment in segments:
-            text = segment.line
-            if layout.max_line_width:
-                text = textwrap.fill(text, layout.max_line_width, break_on_hyphens=False)
-            yield segment.start, segment.end, text
+    if layout.makes_cues:
+        yield from captions(segments, layout, transcript.duration)
         return
-    turns = [list(turn) for _, turn in groupby(segments, attrgetter("speaker"))]
-    ends = [*(turn[0].start - layout.cue_gap for turn in turns[1:]), transcript.duration]
-    for turn, end in zip(turns, ends, strict=False):
-        words = [word for segment in turn for word in segment.words or ()]
-        if turn[0].speaker:
-            words[0] = replace(words[0], word=f"{turn[0].speaker}: {words[0].word.strip()}")
-        yield from captions(words, layout, max(end, words[-1].end))
+    for segment in segments:
+        text = segment.line
+        if layout.max_line_width:
+            text = "\n".join(wrap(text, layout.max_line_width))
+        yield segment.start, segment.end, text
 
 
 def _cue(caption: Caption, hours: bool, point: str) -> str:

@@ -104,15 +104,17 @@ class TranscribeOptions:
 class Layout:
     """Rules for breaking subtitles into cues and lines, by words' times: the numbers are Netflix's and Subtitle Edit's."""
 
-    max_line_width: int | None = _size("characters of a line", "any; with --subtitles 42")
+    # fmt: off
+    max_line_width: int | None = _size("columns of a line", "any; with --subtitles 42, Chinese and Korean 32, Japanese 26")
     max_line_count: int | None = _size("lines of a cue; brings --subtitles", "2 with --subtitles")
     max_words_per_line: int | None = _size("words of a cue; brings --subtitles", "any")
     subtitles: bool = _switch("make srt and vtt for reading, by words' times and these numbers:")
     min_cue_seconds: float = option(1.0, _POSITIVE, "a cue's minimum duration, if there is time")
     max_cue_seconds: float = option(7.0, _POSITIVE, "a cue's maximum duration")
-    reading_speed: float = option(17.0, _POSITIVE, "characters a second, if there is time")
+    reading_speed: float | None = option(None, _POSITIVE, "characters a second, if there is time", "17, Korean 12, Chinese 9, Japanese 4")
     cue_gap: float = option(0.08, numbers(0), "seconds between two cues")
     times: bool = _switch("begin each line of txt with its times: [00:01.000 --> 00:02.500]")
+    # fmt: on
 
     def __post_init__(self):
         check_values(self)

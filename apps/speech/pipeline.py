@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -93,7 +93,12 @@ class Pipeline:
         codes = {id: code for code, id in self.special.languages.items()}
         if not codes:
             return "en", 1.0
-        row = self._one_token_row(window.prompt, [self.special.start], OneOf(tuple(codes)))
+        prompt = window.prompt
+        if window.size < self.longest:  # OpenAI's has silence behind it here, otherwise zeros
+            features = prompt.features.copy()
+            features[window.size :] = features[: window.size].max(initial=0.5) - 2
+            prompt = SoundPrompt(features)
+        row = self._one_token_row(prompt, [self.special.start], OneOf(tuple(codes)))
         yield [row]
         return codes[row.generated[0]], math.exp(row.logprobs[0])
 
@@ -228,9 +233,11 @@ class Pipeline:
     def _timed(self, window: Window, weights: tuple[np.ndarray, np.ndarray]) -> Window:
         """The window with its words. weights: see `attended`"""
         spaces = has_spaces(self.language or "en", self.options.task)
-        words = timed_words(split(window.text(self.special), self.text, spaces), *weights)
+        texts = (filter(self.special.is_text, segment.tokens) for segment in window.segments)
+        pieces = (split([*tokens], self.text, spaces) for tokens in texts)
+        timed = timed_words(chain.from_iterable(pieces), *weights)
         before = self._spoken if self._leaves_rest else window.seek / FRAMES
-        segments = place_words(window.segments, words, self.special.is_text, before)
+        segments = place_words(window.segments, timed, self.special.is_text, before)
         self._spoken = segments[-1].end
         return replace(window, segments=tuple(segments))
 

@@ -3,15 +3,15 @@
 import html
 import json
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
+import regex
+
 from apps.speech.rules import SECONDS_PER_TIMESTAMP, Special
 from speculative.common.errors import InputError
 from speculative.text import cues
-from speculative.text.scripts import SENTENCE_ENDS
 
 Part = tuple[float | None, float | None, str]  # start and end in seconds, if known, and text
 Encode = Callable[[str], list[int]]
@@ -50,7 +50,7 @@ def _segment(values: Mapping[str, Any]) -> Part:
 
 
 def _sentences(text: str) -> tuple[Part, ...]:
-    sentences = filter(None, re.split(rf"(?<=[{SENTENCE_ENDS}])\s+", str.strip(text)))
+    sentences = filter(None, regex.split(r"(?<=\p{STerm})\s+", str.strip(text)))
     return tuple((None, None, sentence) for sentence in sentences)
 
 

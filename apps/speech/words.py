@@ -14,7 +14,8 @@ from apps.speech.rules import SECONDS_PER_TIMESTAMP, TASKS, Special
 from apps.speech.segments import Segment, Window, Word
 from speculative.models.whisper import Whisper
 from speculative.text import languages
-from speculative.text.scripts import AFTER, BEFORE, SENTENCE_ENDS
+from speculative.text.lines import UNIT
+from speculative.text.scripts import SENTENCE_ENDED, SPOKEN
 
 Decode = Callable[[list[int]], str]
 IsText = Callable[[int], bool]
@@ -99,7 +100,8 @@ def has_spaces(language: str, task: str | None) -> bool:
 
 
 def split(tokens: Sequence[int], decode: Decode, spaces: bool) -> Iterator[tuple[str, int]]:
-    """The words of a text, with their numbers of tokens: characters, or with `spaces` what a space or a mark begins."""
+    """The pieces of a text's words, with their numbers of tokens: characters, or with `spaces` what a space or a mark
+    begins."""
     characters = _characters(tokens, decode)
     word, size = next(characters, ("", 0))
     for text, count in characters:
@@ -132,7 +134,7 @@ def _characters(tokens: Sequence[int], decode: Decode) -> Iterator[tuple[str, in
 def timed_words(
     pieces: Iterable[tuple[str, int]], weights: np.ndarray, chances: np.ndarray
 ) -> list[Word]:
-    """Words, from `split`, with their times in the window. weights, chances: see `attended`."""
+    """Pieces, from `split`, with their times in the window. weights, chances: see `attended`."""
     begins = first_columns(weights) * SECONDS_PER_TIMESTAMP
     words = []
     first = 0
@@ -145,61 +147,64 @@ def timed_words(
 
 
 def place_words(
-    segments: Sequence[Segment], words: Sequence[Word], is_text: IsText, last: float
+    segments: Sequence[Segment], pieces: Sequence[Word], is_text: IsText, last: float
 ) -> list[Segment]:
     """A window's segments with their words, and each segment's start and end moved to its words'.
 
-    words: of all segments, with times in the window; last: when speech before the window ended, in seconds
+    pieces: of all segments, with times in the window; last: when speech before the window ended, in seconds
     """
-    durations = [word.end - word.start for word in words if word.end != word.start]
+    durations = [piece.end - piece.start for piece in pieces if piece.end != piece.start]
     usual = min(0.7, float(np.median(durations or [0.0])))
-    words = _with_marks([*_without_pauses(words, 2 * usual)])
-    final = words[-1]
+    pieces = [*_without_pauses(pieces, 2 * usual)]
+    number = max((i for i, piece in enumerate(pieces) if SPOKEN.search(piece.word)), default=-1)
+    final = pieces[number]
     offset = segments[-1].seek / FRAMES
     if final.start == final.end:  # the end of the text took its sound
         end = max(final.end, min(final.start + usual, segments[-1].end - offset))
-        words[-1] = replace(final, end=end)
-    rest = iter(words)
+        pieces[number] = replace(final, end=end)
+    rest = iter(pieces)
     timed = []
     for segment in segments:
         missing = sum(map(is_text, segment.tokens))
         own = list[Word]()
-        while missing > 0 and (word := next(rest, None)):
-            missing -= word.tokens
-            start = round(offset + word.start, 2)
-            own.append(replace(word, start=start, end=round(offset + word.end, 2)))
+        while missing > 0 and (piece := next(rest, None)):
+            missing -= piece.tokens
+            start = round(offset + piece.start, 2)
+            own.append(replace(piece, start=start, end=round(offset + piece.end, 2)))
         if own:
-            segment = _moved(segment, own, usual, last)
+            segment = _moved(segment, [*_whole_words(own)], usual, last)
             last = segment.end
         timed.append(replace(segment, words=segment.words or ()))
     return timed
 
 
-def _without_pauses(words: Sequence[Word], longest: float) -> Iterator[Word]:
-    """The words. A longer one beside a sentence's end holds a pause, and is made as short."""
-    yield words[0]
-    for before, word in pairwise(words):
-        if word.end - word.start > longest > 0:
-            if word.word in SENTENCE_ENDS:
-                word = replace(word, end=word.start + longest)
-            elif before.word in SENTENCE_ENDS:
-                word = replace(word, start=word.end - longest)
-        yield word
+def _without_pauses(pieces: Sequence[Word], longest: float) -> Iterator[Word]:
+    """The pieces. A longer one behind a sentence's end holds a pause, and is made as short."""
+    yield pieces[0]
+    for before, piece in pairwise(pieces):
+        if piece.end - piece.start > longest > 0 and SENTENCE_ENDED.search(before.word):
+            piece = replace(piece, start=piece.end - longest)
+        yield piece
 
 
-def _with_marks(words: Sequence[Word]) -> list[Word]:
-    """The words, each with the punctuation around it, without the punctuation's time."""
-    whole = [*words[:1]]
-    for word in words[1:]:
-        timed = before = whole[-1]
-        if before.word.startswith(" ") and not before.word.strip(f" {BEFORE}"):
-            timed = word
-        elif before.word[-1:] in ("", " ") or word.word not in AFTER:
-            whole.append(word)
-            continue
-        text = before.word + word.word
-        whole[-1] = replace(timed, word=text, tokens=before.tokens + word.tokens)
-    return whole
+def _whole_words(pieces: Sequence[Word]) -> Iterator[Word]:
+    """The words of a segment's pieces, each with the marks around it but without their time. None but the first begins
+    without a space, except in scripts that have none."""
+    whole = "".join(piece.word for piece in pieces)
+    ends = {unit.start() + len(unit[0].rstrip()) for unit in UNIT.finditer(whole)}
+    own = list[Word]()
+    position = 0
+    for piece in pieces:
+        own.append(piece)
+        position += len(piece.word)
+        if position in ends or piece is pieces[-1]:
+            spoken = [each for each in own if SPOKEN.search(each.word)] or own  # not the marks
+            sizes = [each.tokens for each in spoken]
+            chance = float(np.average([each.probability for each in spoken], weights=sizes))
+            text = "".join(each.word for each in own)
+            count = sum(each.tokens for each in own)
+            yield Word(text, spoken[0].start, spoken[-1].end, chance, count)
+            own = []
 
 
 def _moved(segment: Segment, words: Sequence[Word], usual: float, last: float) -> Segment:
@@ -225,7 +230,7 @@ def _moved(segment: Segment, words: Sequence[Word], usual: float, last: float) -
         end = ends[-1]
     spans = zip(words, starts, ends, strict=True)
     segment = replace(segment, words=tuple(replace(w, start=a, end=b) for w, a, b in spans))
-    if start < end:
+    if start < end and segment.start < segment.end:  # otherwise it is left out, timed or not
         segment = replace(segment, start=start, end=end)
     return segment
 

@@ -2,10 +2,10 @@
 
 import regex
 
-SENTENCE_ENDS = ".。!！?？"  # noqa: RUF001 (of most scripts; regex knows the others as STerm)
 BEFORE = "\"'“¿([{-"  # marks that join the next word
 AFTER = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001 (marks that join the word before)
-
+_SPOKEN = r"[\w\p{S}%&@#]"  # of a word, not only a mark
+SPOKEN = regex.compile(rf"(?s){_SPOKEN}(?:.*{_SPOKEN})?")  # a word without the marks around it
 _CLOSED = r"""[\p{Pe}\p{Pf}"']*\s*$"""
 SENTENCE_ENDED = regex.compile(rf"[\p{{STerm}}…♪]{_CLOSED}")
 CLAUSE_ENDED = regex.compile(rf"[,;:،、，；：]{_CLOSED}")  # noqa: RUF001

@@ -15,6 +15,8 @@ from transformers.models.whisper import generation_whisper as theirs
 import apps.speech.pipeline
 import apps.speech.transcriber
 from apps.speech.audio import RATE, read
+from apps.speech.call import joined
+from apps.speech.captions import captions
 from apps.speech.features import HOP, log_mel
 from apps.speech.formats import FORMATS
 from apps.speech.options import Layout, TranscribeOptions
@@ -24,13 +26,14 @@ from apps.speech.transcriber import Transcriber
 from apps.speech.voice import first_speech, last_pause, probabilities
 from apps.speech.words import (
     _median_filtered,
-    _with_marks,
+    _whole_words,
     first_columns,
     place_words,
     split,
     timed_words,
 )
 from speculative.models.conversion import convert
+from speculative.text.lines import columns, wrap
 
 NEVER = dict(
     compression_ratio_threshold=None, logprob_threshold=None, no_speech_threshold=None
@@ -113,9 +116,25 @@ def test_marks_join_words_and_have_no_time():
         (" -", 5, 6),
         ("b", 6, 7),
     )
-    joined = _with_marks(separate)
+    joined = [*_whole_words(separate)]
     assert times(joined) == [(" ¿ ( a).", 2, 3), (" -b", 6, 7)]
     assert [word.tokens for word in joined] == [5, 2]
+
+
+@pytest.mark.parametrize(
+    "text, spaces",
+    [
+        (" forty-eight.| d'avoir| 3.5%| $1,000| 10:30| U.S.", True),
+        (" Bonjour !| « Ça| va » ?| 3,5 %| ist –| gut.| - Ja.| - Nein", True),  # noqa: RUF001
+        ("你|好，|「世|界」。|API| 3.5%| 的", False),  # noqa: RUF001
+        ("แล้|ว|เมื่|อ", False),  # no vowel without its consonant
+    ],
+)
+def test_no_word_begins_without_a_space_where_words_have_them(text, spaces):
+    tokenizer = wm.tokenizer()
+    pieces = split(tokenizer.encode(text.replace("|", "")).ids, tokenizer.decode, spaces)
+    whole = _whole_words(words(*((piece, i, i + 1) for i, (piece, _) in enumerate(pieces))))
+    assert [word.word for word in whole] == text.split("|")
 
 
 USUAL = [(f" {i}", 10 + i / 5, 10.2 + i / 5) for i in range(9)]  # words of 0.2 s
@@ -418,6 +437,51 @@ def test_a_width_needs_no_words():
         "WEBVTT\n\n00:01.000 --> 00:03.000\nOne two,\nthree\n\n"
         "00:08.000 --> 00:09.000\nfour\nfive.\n\n"
     )
+
+
+def test_lines_are_of_columns():
+    text = "今天我们来讨论人工智能的发展历史，「机器学习」。"  # noqa: RUF001
+    said = words(*((character, i, i + 1) for i, character in enumerate(text)))
+    spoken = Transcript(text, (segment(0, 24, said, text=text),), "zh", 24.0)
+    cues = FORMATS["srt"](spoken, Layout(max_line_width=12, subtitles=True)).split("\n\n")
+    lines = [line for cue in cues for line in cue.split("\n")[2:] if line]
+    assert "".join(lines) == text and max(map(columns, lines)) <= 12
+    assert not any(line[0] in "，」。" or line[-1] == "「" for line in lines)  # noqa: RUF001
+    assert columns("नमस्ते") == 4 and wrap("Ça va ? Oui !", 7) == ["Ça va ?", "Oui !"]
+
+
+# ---------------------------------------------------------------------------------------------
+# Calls
+
+
+def test_captions_of_all_speakers_are_in_order_with_names_where_speakers_change():
+    a, b = words((" a", 0, 1), (" b", 2, 3), (" c.", 4, 5)), words((" d", 1, 2), (" e", 3, 6))
+    spoken = [replace(segment(0, 5, a, text=" a b c."), speaker="A")]
+    spoken += [replace(segment(1, 6, b, text=" d e"), speaker="B")]
+    cues = [(start, text) for start, _, text in captions(spoken, Layout(max_words_per_line=1), 6)]
+    assert cues == [(0, "A: a"), (1, "B: d"), (2, "A: b"), (3, "B: e"), (4, "A: c.")]
+
+
+@pytest.mark.parametrize("gain", [1, 0.7, 0.12])
+def test_what_a_channel_hears_of_another_is_written_once(gain):
+    one, other = (np.repeat(each, RATE) for each in ([1.0, 0, 0], [0, 0, 0.5]))
+    channels = np.stack([one + gain * other, other + gain * one])
+    texts = (" How are you?", 0, 1), (" Fine, thanks.", 2, 3)
+    heard = tuple(segment(start, end, text=text) for text, start, end in texts)
+    first, second = (replace(SAID, segments=heard, language=code) for code in ("en", "de"))
+    call = joined([first, second], ["A", "B"], channels)
+    assert [(s.speaker, s.id) for s in call.segments] == [("A", 0), ("B" if gain < 1 else "A", 1)]
+    mute = joined([replace(first, segments=()), second], ["A", "B"], channels)
+    assert mute.language == "de" and len(mute.segments) == 2
+    assert joined([replace(first, segments=())], ["A"], channels).text == ""
+
+
+def test_languages_are_detected_with_silence_behind_the_sound(models):
+    pipeline = Transcriber(models[1])._pipeline(TranscribeOptions(), False)
+    bins = wm.SHAPE["num_mel_bins"]
+    (row,) = next(pipeline.detect(pipeline.window(log_mel(sound(20), bins))))
+    whole = log_mel(np.pad(sound(20), (0, 40 * HOP)), bins)
+    assert row.prompt.features[22:] == pytest.approx(whole[22:], abs=1e-5)
 
 
 def test_batched_windows_need_pauses(tmp_path):
