@@ -10,6 +10,8 @@ from functools import partial
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
+from tokenizers import Tokenizer
+
 from apps.documents.alignment import Aligner
 from apps.documents.document import Document, Passage, Target, Targets, spread
 from apps.documents.language import LanguageChange
@@ -121,6 +123,11 @@ class Translator:
         self._term_pattern = phrase_pattern([*self._terms])
         aligner = Aligner.of(self.decoder, self.options, bool(self._exact))
         self.aligner = self.service.aligners.setdefault(self.languages, aligner)
+        # Names for stand-ins that the vocabulary has: T5's has no braces
+        tokenizers = text.prompt_tokenizer, text.tokenizer
+        known = [form for form in FORMS if all(_has(each, form) for each in tokenizers)]
+        self._forms = known or FORMS
+        self._masks = set[str]()  # sentences with such names
         self._pending = dict[str, Row]()  # that are being decoded, by sentence
         self._sample = list[str]()  # sentences
 
@@ -130,7 +137,7 @@ class Translator:
         passages = {passage.text: passage for each in documents for passage in each.passages}
         for text in sorted(passages, key=lambda text: zlib.crc32(text.encode())):
             sources = _sources(self._pieces(passages[text]))
-            self._sample += (masked(each)[0] for each in sources)
+            self._sample += (masked(each, *self._forms[:1])[0] for each in sources)
             if len(self._sample) >= _SAMPLED:
                 return
 
@@ -168,15 +175,17 @@ class Translator:
     def _decode(self, sentences: Sequence[str]) -> Iterator[Work]:
         """Decode sentences, whose stand-ins the model does not read. Those that lose some in all forms have no text."""
         self.texts |= {each: self._exact[each] for each in sentences if each in self._exact}
-        for form in FORMS:
+        for form in self._forms:
             todo = {each: masked(each, form) for each in sentences if each not in self.texts}
+            self._masks |= {plain for each, (plain, _) in todo.items() if plain != each}
             yield self._rows([todo.get(each, (each,))[0] for each in sentences])
             for sentence, (plain, restored) in todo.items():
                 text = restored(self.texts[plain])
                 if plain in self.cut:
                     self.cut.add(sentence)
-                if text is not None:
+                if text is not None and sentence not in self.texts:
                     self.texts[sentence] = text
+                    self._remember(sentence, text)
             sentences = [each for each in sentences if each not in self.texts]
         self.texts |= dict.fromkeys(sentences, "")
 
@@ -275,9 +284,13 @@ class Translator:
         self.texts[response.prompt] = text or response.prompt
         if response.finish_reason != "stop" or not text:
             self.cut.add(response.prompt)
-            return
-        pair = Pair(response.prompt, text, *self.languages)
-        if self.memories.file and pair not in (self.decoder.memory or ()):
+        elif response.prompt not in self._masks:
+            self._remember(response.prompt, text)
+
+    def _remember(self, sentence: str, text: str) -> None:
+        pair = Pair(sentence, text, *self.languages)
+        is_new = sentence not in self.cut and pair not in (self.decoder.memory or ())
+        if self.memories.file and is_new:
             self.memories.file.append(pair)
 
     def _translated(self, passage: Passage, pieces: Sequence[str]) -> Iterator[str]:
@@ -372,6 +385,12 @@ def _to_check(passage: Passage, targets: Targets) -> Iterator[str]:
         words = passage.text[slice(*span)].strip()
         if words and sure < 1:
             yield f"check what belongs to {words!r}"
+
+
+def _has(tokenizer: Tokenizer, form: str) -> bool:
+    """Whether a vocabulary has all of a name for stand-ins."""
+    name = form.format(1)
+    return name in tokenizer.decode(tokenizer.encode(name).ids)
 
 
 def _sources(pieces: Iterable[str]) -> Iterator[str]:
