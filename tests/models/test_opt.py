@@ -1,5 +1,8 @@
 """OPT against transformers, from checkpoints in the hub's layouts, and its own text in batches."""
 
+from copy import copy
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ from helpers.decoding import decode_with
 from helpers.models import assert_close
 from helpers.opt_checkpoints import VARIANTS, torch_model, write_bpe
 
+from speculative.common.errors import InputError
 from speculative.drafters.draft_model import ModelDrafter
 from speculative.drafters.prompt_lookup import PromptLookup
 from speculative.models.conversion import convert
@@ -85,11 +89,19 @@ def test_both_layouts_of_the_hub_are_read(tmp_path):
 
 
 def test_positions_end(pair):
-    """A target's rows end there; as a draft model it goes on, and reads no memory that is not its own."""
+    """A target's rows end there, and a draft model of fewer drafts as far as it knows them, for the other rows on."""
     model = pair[1]
     assert (model.config.max_positions, model.config.max_prompt_tokens) == (64, 63)
     row = decode_with(model, PromptLookup(), [[2, *[9, 17, 4] * 20]], num_draft=5, max_tokens=9)[0]
     assert len(row.tokens) == 64 or row.finish_reason == "stop"
     cache = model.start([[5] * 64])
-    beyond = model.decode(mx.array([[7, 8]]), np.array([[64, 65]], np.int32), cache)
-    assert np.isfinite(np.array(beyond)).all()
+    with pytest.raises(InputError, match="64 positions"):
+        model.decode(mx.array([[7, 8]]), np.array([[64, 65]], np.int32), cache)
+    draft = copy(model)
+    draft.config = replace(model.config, max_positions=24)
+    prompts = [[2, *range(5, 23)], [2, 9], [2, *range(5, 40)]]
+    plain = decode_with(model, None, prompts, num_draft=0, max_tokens=20)
+    drafted = decode_with(model, ModelDrafter(draft), prompts, num_draft=5, max_tokens=20)
+    assert [row.tokens for row in drafted] == [row.tokens for row in plain]
+    accepted = [row.stats.accepted for row in drafted]
+    assert min(accepted[:2]) > 0 == accepted[2]

@@ -16,6 +16,9 @@ from helpers.programs import call
 
 import main
 from apps.cli import cli
+from apps.cli.chat import chat
+from apps.cli.display import Display
+from apps.cli.session import Session
 from decoder import SpeculativeDecoder
 from speculative.common.reporting import reporter
 from speculative.models import loading, opt
@@ -160,7 +163,7 @@ def test_a_chat_keeps_its_messages_in_the_template(cpu, tmp_path, monkeypatch, c
     ours = SpeculativeDecoder(model, tokenizer)
     prompt_format = ours.text.prompt_format()
     options = main.Options(max_tokens=8)
-    main.chat(ours, options, prompt_format, main.Display())
+    chat(Session(ours, options, prompt_format, Display()))
     printed, errors = capsys.readouterr()
     assert "the prompt has" in errors and next(typed) == "no"
 

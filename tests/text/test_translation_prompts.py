@@ -106,7 +106,11 @@ def test_tokens_are_those_of_transformers_template_and_documents_pass(tmp_path, 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("„Ja.“", "in quotes"), ("<think>Hm", "check <think>"), ("a" + " a" * 98, "much longer")],
+    [
+        ("„Ja.“", "in quotes"),
+        ("<think>Hm", "not translated: check <think>"),
+        ("a" + " a" * 98, "much longer"),
+    ],
 )
 def test_the_demos_decoder_only_pair_translates_by_the_users_prompt(text, problem):
     document = FORMATS[".md"](b"# The old king sees two red doors.\n\nYes.\n")
@@ -116,6 +120,6 @@ def test_the_demos_decoder_only_pair_translates_by_the_users_prompt(text, proble
         memories = Memories(texts={"Yes.": text})
         translator = Translator(SpeculativeDecoder(*target, model), options, memories=memories)
         new = translator.translate(document)
-        escaped = text.replace("<", "\\<")
-        assert new.data.decode() == f"# Der alte König sieht zwei rote Türen.\n\n{escaped}\n"
+        written = "Yes." if "not translated" in problem else text
+        assert new.data.decode() == f"# Der alte König sieht zwei rote Türen.\n\n{written}\n"
         assert new.problems[0].startswith(f"line 3: {problem}")
