@@ -63,8 +63,10 @@ def parse_args(argv: list[str] | None = None):
     args = parser.parse_with_files(argv)
     flags.check_models(args, parser)
     is_one = len(args.documents) == 1 and not Path(args.documents[0]).is_dir()
-    if args.output and not is_one and not args.output.is_dir():
-        parser.error("--output is one file, for one document, or a folder that exists")
+    if args.output and not is_one:
+        if args.output.is_file() or args.output.suffix in FORMATS:
+            parser.error("--output is one file, for one document, or a folder")
+        args.output.mkdir(parents=True, exist_ok=True)
     if args.memory_exact and not args.memory:
         parser.error("--memory-exact needs --memory")
     return args
