@@ -3,7 +3,7 @@ footnotes, definitions and math. Code, HTML, links' targets and tables stay."""
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,6 +35,8 @@ _TOKENS = {
     "link_open": r"\[|<",
     "link_close": rf"\]{_TARGET}|>",
 }
+_LABEL = regex.compile(r"(?P<square>\[(?:[^\[\]\\]|\\.|(?&square))*\])", regex.DOTALL)
+_TITLE = re.compile(r'\s"([^"\\]+)"\s*\)\Z')
 _TAG = re.compile(r"<(/?)(\w+)[^>]*>")
 # The places of the document itself that its links lead to
 _LINKED = re.compile(r"""(?:\]\(<?|\]:[ \t]*<?|href=["']?)#([^\s)<>"']+)""")
@@ -57,6 +59,12 @@ _WHOLE = re.compile(
     r"\A(?:import\s(?:.*\sfrom\s)?[\"'{*]|export\s+(?:default|const|let|var|function|async|class|[{*])"
     r"|<[A-Za-z][\w.]*(?=\s|$)(?![^<>\n{}]*/?>))|^\+[-=:]{2,}[-=+:]*$",
     re.MULTILINE,
+)
+# The line of a box that has a title: :::note The king, :::note[The king], ```{note} The king
+_BOX = regex.compile(
+    r"(?::{3,}\s*(?!\{)[\w-]+(?:\[|[ \t]+)|(?::{3,}|`{3,}|~{3,})\{(?:admonition|attention|caution|card|danger|dropdown"
+    r"|error|hint|important|note|seealso|sidebar|tab-item|tip|topic|warning)\}[ \t]+)"
+    r"(?P<title>[^\[\]{}:\r\n]*\p{L}[^\[\]{}:\r\n]*)"
 )
 # Two spaces or a backslash that is not escaped, which make a line's end a break
 _BREAK = regex.compile(r"(?<! ) {2,}$|(?<!\\)(?:\\\\)*\K\\$")
@@ -83,15 +91,29 @@ def parse(data: bytes, bilingual: bool = False, anchors: Collection[str] = ()) -
             for paragraph in _paragraphs(each, parser, names):
                 yield replace(paragraph, raw=anchor + paragraph.raw, ends=(anchor, ""))
 
-    notes = list[Paragraph]()
-    for whole, _ in _passages(source, parser, names) if "^[" in source else ():
+    hidden = list[Passage]()
+    for whole, _ in _passages(source, parser, names):
         for token, (start, stop) in _located(whole.text, parser, names):
-            if token.type == "footnote_ref" and whole.text[start] == "^":
-                note = _part(source, whole, start + 2, stop - 1)
-                notes += _paragraphs(note, parser, names)
+            for low, high in _words_in(token, whole.text[start:stop]):
+                part = _part(source, whole, start + low, start + high)
+                is_title = whole.text[start + low - 1] == '"'
+                hidden += [part] if is_title else _paragraphs(part, parser, names)
     below = "<br/>{}".format if bilingual else None
     markup = Markup(str, partial(_events, parser, names), _fit, _escaped, below, in_head)
-    return in_markup(data, find, markup, hidden=notes)
+    return in_markup(data, find, markup, hidden=hidden)
+
+
+def _words_in(token: Any, raw: str) -> Iterator[Span]:
+    """The places in a token of an inline note, an alternative text that is not its picture's label, and a title."""
+    if token.type == "footnote_ref" and raw.startswith("^"):
+        yield 2, len(raw) - 1
+    if token.type == "image":
+        label = _LABEL.match(raw, 1)
+        if label and raw[label.end() :] not in ("", "[]"):
+            yield 2, label.end() - 1
+    title = _TITLE.search(raw) if token.type in ("image", "link_close") else None
+    if title:
+        yield title.span(1)
 
 
 def _slug(words: str) -> str:
@@ -204,6 +226,8 @@ def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[tuple
     for token in parser.parse(_shown(source), names):
         if token.type != "inline" or not token.map:
             parent = token.type
+            for title in _BOX.finditer(source, *_line(token, begins)):
+                yield passage(source, [title.span("title")]), parent
             continue
         if _WHOLE.search(token.content):
             continue
@@ -239,6 +263,13 @@ def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[tuple
         if len(" ".join(each.text for each in texts).split()) > has_syntax:  # more than a word
             for whole in texts:
                 yield from ((each, parent) for each in _cut(source, whole, broken, parser, names))
+
+
+def _line(token: Any, begins: Sequence[int]) -> Span:
+    """The line that begins a box with words in it; an empty span for other tokens."""
+    if token.type not in ("container_any_open", "fence"):
+        return 0, 0
+    return begins[token.map[0]], begins[token.map[0] + 1]
 
 
 def _shown(source: str) -> str:

@@ -6,7 +6,7 @@ from apps.documents import FORMATS
 
 DIALECTS = [
     ("> [!WARNING]\n> old.\n\n> [!tip]+ old one\n> old.\n", ["old.", "old one", "old."]),
-    (":::note Title\nold *one*.\n\n- old\n:::\n", ["old one.", "old"]),
+    (":::note old\nold *one*.\n\n- old\n:::\n", ["old", "old one.", "old"]),
     ("+++\ntitle = 'it stays'\n+++\nold\n", ["old"]),
     ("| old \\| one | old |\n|--|--|\n| old | `x` |\n", ["old \\| one", "old", "old"]),
     ("old[^1]\n\n[^1]: old\n    one.\n\n    old two.\n\n[^2]: old\n", ["old", "old one.", "old two.", "old"]),
@@ -25,6 +25,36 @@ def test_only_texts_of_a_dialect_change(source, texts):
     assert document.write([p.text for p in document.passages]).data.decode() == source
     new = [passage.text.replace("old", "new") for passage in document.passages]
     assert document.write(new).data.decode() == source.replace("old", "new")
+
+
+BESIDE = """\
+# An ![old *king*](k.png "The old house")
+
+See [it](d.md "The old door"), ![old][] and [![old `x`][b]](u).
+
+:::note The old king
+Yes.
+:::
+
+```{tip} An old one
+Yes.
+```
+
+[old]: x.png
+[b]: y.png
+"""
+
+
+def test_alternative_texts_titles_and_boxes_heads_are_texts():
+    document = FORMATS[".md"](BESIDE.encode())
+    texts = [passage.text for passage in document.passages]
+    assert document.write(texts).data.decode() == BESIDE
+    titles = {"The old house", "The old door", "The old king", "An old one"}
+    assert {text for text in texts if "old" in text} == titles | {"old king", "old {1}"}
+    new = document.write([text.replace("old", "new") for text in texts]).data.decode()
+    assert new == BESIDE.replace("old", "new").replace("![new][]", "![old][]").replace(
+        "[new]:", "[old]:"
+    )
 
 
 NOTES = "> old^[one *red*\n> `x`], `^[stays]`\n\n| old^[two] |\n|--|\n"

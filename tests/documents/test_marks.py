@@ -228,7 +228,7 @@ KEPT = [  # what is written is a document again, with all that its source has
     (".html", "<p data-translate=no>a</p><p translate='no'>a</p>", "<p data-translate=no>A</p><p translate='no'>a</p>"),
     (".html", "<p>See <a href=x>http://x.org</a> now</p>", "<p>SEE <a href=x>http://x.org</a> NOW</p>"),
     (".md", "**注意：** king\n", "**注意：** KING\n"),  # noqa: RUF001
-    (".md", "[Read more ![icon](x.png)](y)\n", "[READ MORE ![icon](x.png)](y)\n"),
+    (".md", "[Read more ![icon](x.png)](y)\n", "[READ MORE ![ICON](x.png)](y)\n"),
     (".html", '<a href="#">\n Read <b>more </b><i class="a"></i> <i></i></a><i></i>', '<a href="#">\n READ <b>MORE</b> <i class="a"></i> <i></i></a><i></i>'),
     (".html", "<img><a> Name </a><img>", "<img><a> NAME </a><img>"),
     (".xhtml", "<p>A <m:math><m:mi>x</m:mi></m:math> king</p>", "<p>A <m:math><m:mi>x</m:mi></m:math> KING</p>"),
