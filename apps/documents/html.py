@@ -13,7 +13,6 @@ from apps.documents.inline import STAND_IN, Event, paragraphs_of
 from apps.documents.language import LanguageChange
 from apps.documents.markup import Markup, in_markup
 from apps.documents.paragraph import Paragraph, is_glued
-from apps.documents.prose import ADDRESS
 from apps.documents.tags import (
     attributes_in,
     attributes_of,
@@ -243,9 +242,7 @@ class _PageReader:
             return self.stays[token.name]
         if attributes.get("translate", "").lower() == "no":
             return STAND_IN
-        if "page-list" in attributes.get(
-            "epub:type", ""
-        ):  # a class of this name may be other things
+        if "page-list" in attributes.get("epub:type", ""):  # not a class, which may be others
             return ""
         roles = [attributes.get(name, "") for name in ("class", "role", "epub:type")]
         for name in " ".join(roles).split():
@@ -256,8 +253,6 @@ class _PageReader:
             return None
         texts = [each for each in self.tokens[first:last] if each.kind == "text"]
         words = "".join(words_of(self.source[each.start : each.stop]) for each in texts).strip()
-        if ADDRESS.fullmatch(words):
-            return STAND_IN
         return "" if _NOTE.fullmatch(words) else None
 
     def _touches(self, second: int) -> str:

@@ -66,7 +66,6 @@ _ORDERED = regex.compile(
     r"</?\w|\A(?:[*_~=&\t:]+|!?\[)\Z|\A(?:[*_~=]+|\])|[*_~=]+\Z|%(?![\d(<%])|\{\}|\[/?\w+[=\]]"
 )
 _TOUCHED = regex.compile(f"(?V1){_LETTER}")
-ADDRESS = regex.compile(_ADDRESS)
 _BEGIN = regex.compile(rf"\A(?:(?:{_PICTURE}|[♪♫]|[(\[]?{_ROMAN}[.)\]](?=\s))\s*)+")
 _END = regex.compile(rf"(?r)(?:\s*(?:{_PICTURE}|[♪♫]))+\Z")
 _ALONE = regex.compile(

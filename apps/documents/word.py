@@ -20,7 +20,6 @@ from apps.documents.inline import STAND_IN, Event, paragraphs_of
 from apps.documents.language import LanguageChange
 from apps.documents.markup import Markup, in_markup
 from apps.documents.paragraph import Paragraph, Run
-from apps.documents.prose import ADDRESS
 from apps.documents.tags import (
     attributes_in,
     attributes_of,
@@ -247,7 +246,7 @@ class _PartReader:
         elif self._has(element, "p") and name not in _WRAPPERS:
             yield place._replace(kind="hole")
             self._read_paragraphs(element)
-        elif self._stays(element):
+        elif name == "sdt" and _is_check_box(element):
             yield place._replace(words=STAND_IN)
         elif not run and self._mark(element):
             yield self._read_element(element)
@@ -255,17 +254,6 @@ class _PartReader:
             yield place._replace(words=STAND_IN)
         elif name != "softHyphen":
             yield place._replace(words=_STAYS.get(name.rpartition(" ")[2], ""))
-
-    def _stays(self, element: Element) -> bool:
-        """Whether this is a check box, or a link whose words are an address."""
-        if element.name == "sdt":
-            properties = (each for child in element.children[:1] for each in child.children)
-            return any(each.name.endswith(" checkbox") for each in properties)
-        if element.name != "hyperlink":
-            return False
-        texts = (each for each in element.iter() if each.name == "t")
-        words = "".join(self.source[each.inner : each.end] for each in texts)
-        return ADDRESS.fullmatch(words) is not None
 
     def _mark(self, element: Element) -> str:
         """The kind of mark of an element whose words are the paragraph's; none for others."""
@@ -318,12 +306,20 @@ class _PartReader:
             yield place._replace(kind="close", name=name)
 
 
+def _properties(element: Element) -> list[Element]:
+    return [each for child in element.children[:1] for each in child.children]
+
+
+def _is_check_box(element: Element) -> bool:
+    return any(each.name.endswith(" checkbox") for each in _properties(element))
+
+
 def _is_code(element: Element) -> bool:
     """Whether the style of a paragraph, or of a run that is no field's edge, is one of code."""
     if any(child.name == "fldChar" for child in element.children):
         return False
-    properties = [child for each in element.children[:1] for child in each.children]
-    styles = [each.attributes for each in properties if each.name in ("pStyle", "rStyle")]
+    names = ("pStyle", "rStyle")
+    styles = [each.attributes for each in _properties(element) if each.name in names]
     return any(_CODE.fullmatch(value) for style in styles for value in style.values())
 
 
