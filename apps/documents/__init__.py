@@ -4,17 +4,16 @@ A format is a module with `parse(data) -> Document`: it finds the parts to trans
 byte (docs/new_format.md). Only translator.py knows a model.
 """
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from apps.documents import epub, gettext, html, markdown, plain, subtitles, word
-from apps.documents.document import Document
+from apps.documents.document import Document, Parse
 from apps.documents.encodings import decoded
 from speculative.common.errors import InputError, first_line
 
-_PARSERS: dict[Callable[[bytes], Document], str] = {
+_PARSERS: dict[Parse, str] = {
     plain.parse: ".txt",
     markdown.parse: ".md .markdown .mdx .qmd",
     word.parse: ".docx",

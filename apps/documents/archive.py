@@ -5,10 +5,10 @@ from io import BytesIO
 from pathlib import Path
 from zipfile import ZipFile
 
-from apps.documents.document import Document, joined
+from apps.documents.document import Document, Parse, joined
 from speculative.common.errors import InputError, errors_name
 
-Parsers = dict[str, Callable[[bytes], Document]]  # of the files with text in an archive
+Parsers = dict[str, Parse]  # of the files with text in an archive
 MAX_UNPACKED = 1 << 29  # bytes of an archive
 
 

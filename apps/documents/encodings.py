@@ -2,11 +2,10 @@
 
 import codecs
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from apps.documents.document import AllTargets, Change, Document, Texts, Written
+from apps.documents.document import AllTargets, Change, Document, Parse, Texts, Written
 from speculative.common.errors import InputError
 
 _MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
@@ -16,10 +15,7 @@ _HEAD = 8000  # bytes in which an encoding is declared
 
 
 def decoded(
-    parse: Callable[[bytes], Document],
-    data: bytes,
-    encoding: str | None = None,
-    lacking: str | None = None,
+    parse: Parse, data: bytes, encoding: str | None = None, lacking: str | None = None
 ) -> Document:
     """The document that `parse` makes of the data in UTF-8, written in its own encoding again if possible. encoding: after
     a byte-order mark; None: as declared, UTF-8, or a guess, which is noted. lacking: in formats that declare their encoding,

@@ -45,9 +45,8 @@ def target_of(source: str, text: str, mark: Span, align: Align | None = None) ->
     start, end = _trimmed(source, mark)
     words = source[start:end].strip()
     letters = WORD.search(text)
-    if (
-        (start, end) == (0, 1) and len(source) > 1 and source[:2].isalpha() and letters
-    ):  # a drop cap
+    is_drop_cap = (start, end) == (0, 1) and len(source) > 1 and source[:2].isalpha()
+    if is_drop_cap and letters:
         return (letters.start(), letters.start() + 1), True
     if words and words == source.strip():
         return _trimmed(text, (0, len(text))), True

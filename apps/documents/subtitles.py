@@ -21,7 +21,6 @@ from apps.documents.inline import Event, paragraphs_of
 from apps.documents.language import in_head
 from apps.documents.line_marks import LABEL, SPEAKER_MARKS, without
 from apps.documents.markup import Markup, in_markup
-from apps.documents.paragraph import Paragraph
 from apps.documents.sentences import BEGINS_LOWER
 from speculative.common.errors import InputError
 from speculative.text.cues import ASS_TAG, TAG, UNREADABLE, Cue, Report, cues, seconds
@@ -39,22 +38,15 @@ _MAX_CUES = 6  # that a sentence may run over
 _PRIVATE = 0xF0000  # the first of Unicode's characters for private use
 
 
-def parse(data: bytes, cue_by_cue: bool = False, bilingual: bool = False) -> Document:
-    """SubRip or WebVTT. cue_by_cue: no sentence runs over cues."""
-    return _parse(data, cues, TAG, cue_by_cue, "\n" if bilingual else "")
-
-
-def parse_ass(data: bytes, cue_by_cue: bool = False, bilingual: bool = False) -> Document:
-    return _parse(data, _events, ASS_TAG, cue_by_cue, "\\N" if bilingual else "")
-
-
 def _parse(
-    data: bytes,
     read: Callable[[str, Report], Iterable[Cue]],
     tag: re.Pattern,
-    cue_by_cue: bool,
-    below: str,
+    line_break: str,
+    data: bytes,
+    cue_by_cue: bool = False,
+    bilingual: bool = False,
 ) -> Document:
+    """cue_by_cue: no sentence runs over cues"""
     source = as_text(data)
     notes = list[str]()
     found = [*read(source, lambda line, reason: notes.append(f"line {line}: {reason}"))]
@@ -66,7 +58,12 @@ def _parse(
     )
     shown = [cue for cue in bare if cue.lines]
     passages = _passages(source, shown, 1 if cue_by_cue else _MAX_CUES)
-    paragraphs = [each for passage in passages for each in _without_tags(passage, tag)]
+    paragraphs = [
+        replace(paragraph, spans=each.spans, cues=each.cues)
+        for each in passages
+        for paragraph in paragraphs_of(each.text, [*_parts(tag, each.text)], each.breaks, True)
+    ]
+    below = line_break if bilingual else ""
     markup = Markup(str, partial(_parts, tag), partial(_fit, tag), relabel=in_head)
     return in_markup(data, lambda _: paragraphs, markup, below=below, notes=notes)
 
@@ -84,13 +81,6 @@ def _parts(pattern: re.Pattern, text: str) -> Iterator[Event]:
         name = tag["name"] or tag["style"] or ""
         yield Event(_kind(tag), start, stop, name=name, mark="look", raw=tag[0])
     yield Event("text", at, len(text), text[at:])
-
-
-def _without_tags(passage: Passage, pattern: re.Pattern) -> Iterator[Paragraph]:
-    """The passage with its tags as marks, if it has words."""
-    events = [*_parts(pattern, passage.text)]
-    for each in paragraphs_of(passage.text, events, passage.breaks, drops=True):
-        yield replace(each, spans=passage.spans, cues=passage.cues)
 
 
 def _kind(tag: re.Match) -> str:
@@ -165,19 +155,16 @@ def _events(source: str, report: Report) -> Iterator[Cue]:
 
 def _passages(source: str, shown: Sequence[Cue], max_cues: int) -> Iterator[Passage]:
     """Texts of cues, joined where a sentence runs on."""
-    spans = list[Span]()
-    numbers = list[int]()  # of each span's cue
+    texts = list[dict[Span, int]]()  # spans, with the numbers of their cues
     for number, cue in enumerate(shown):
         for i, unit in enumerate(_units(source, cue.lines)):
-            is_new = i > 0 or len({*numbers}) >= max_cues
-            if spans and (is_new or not _go_on(source, shown[number - 1], cue)):
-                yield replace(passage(source, spans), cues=tuple(numbers))
-                spans = []
-                numbers = []
-            spans += [without(SPEAKER_MARKS, source, unit[0]), *unit[1:]]
-            numbers += [number] * len(unit)
-    if spans:
-        yield replace(passage(source, spans), cues=tuple(numbers))
+            is_full = i > 0 or not texts or len({*texts[-1].values()}) >= max_cues
+            if is_full or not _go_on(source, shown[number - 1], cue):
+                texts.append({})
+            lines = [without(SPEAKER_MARKS, source, unit[0]), *unit[1:]]
+            texts[-1].update(dict.fromkeys(lines, number))
+    for spans in texts:
+        yield replace(passage(source, spans), cues=tuple(spans.values()))
 
 
 def _go_on(source: str, cue: Cue, following: Cue) -> bool:
@@ -221,3 +208,7 @@ def _bare(source: str, line: Span, tag: re.Pattern) -> list[Span]:
     if bare and kinds.count("open") != kinds.count("close"):
         return [*lines_of(source, start, stop)]
     return bare
+
+
+parse = partial(_parse, cues, TAG, "\n")  # SubRip or WebVTT
+parse_ass = partial(_parse, _events, ASS_TAG, "\\N")

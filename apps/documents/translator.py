@@ -29,6 +29,8 @@ from speculative.text.memory import Memory, MemoryFile, Pair
 from speculative.text.text_side import Prompt
 
 Languages = tuple[str | None, str | None]
+Pairs = Sequence[Sentence]  # of a passage
+Aligned = Mapping[Sentence, Align]
 
 _FULL = 0.6  # of the longest output: longer sentences are cut
 _SAMPLED = 64  # sentences that say how the model's attention is to be read
@@ -192,9 +194,9 @@ class Translator:
     def _written(
         self,
         document: Document,
-        pairs: Sequence[Sequence[Sentence]],
-        lost: Sequence[Sequence[str]],
-        aligned: Mapping[Sentence, Align],
+        pairs: Sequence[Pairs],
+        lost: Sequence[list[str]],
+        aligned: Aligned,
     ) -> Translation:
         """The document with the sentences' texts. pairs: the sentences of each passage; lost: its stand-ins that they lack"""
         texts = list[str | None]()
@@ -323,8 +325,8 @@ class Translator:
             yield "in quotes, unlike its source"
 
     def _align(
-        self, passages: Sequence[Passage], pairs: Sequence[Sequence[Sentence]]
-    ) -> Generator[Work, Any, dict[Sentence, Align]]:
+        self, passages: Sequence[Passage], pairs: Sequence[Pairs]
+    ) -> Generator[Work, Any, Aligned]:
         """The alignments of the sentences in which marks begin or end, or terms are, if the model says them."""
         todo = dict[Sentence, None]()
         for passage, of_passage in zip(passages, pairs, strict=True):
@@ -350,9 +352,7 @@ class Translator:
             aligned |= {pair: each.span for pair, each in zip(some, alignments, strict=True)}
         return aligned
 
-    def _lost_terms(
-        self, pairs: Sequence[Sentence], aligned: Mapping[Sentence, Align]
-    ) -> list[str]:
+    def _lost_terms(self, pairs: Pairs, aligned: Aligned) -> list[str]:
         """The terms of whose translations none is at their own words or, if it is not sure where these are, in the sentence."""
         lost = dict[str, None]()
         for pair in pairs:

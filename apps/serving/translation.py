@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from apps.documents.apart import read_apart
-from apps.documents.document import Document, joined
+from apps.documents.document import Document, Parse, joined
 from apps.documents.translator import Service, Translation, Translator
 from apps.serving.bodies import Object, read_json, validated
 from apps.serving.engine import Engine, Refused
@@ -44,7 +44,6 @@ STORED_SECONDS = 600  # for which a translation waits for its client
 _STORED_SIZE = 10  # times the largest upload: of all of them
 
 Step = RowStep | Translation  # a sentence that has grown, or all of it
-Parse = Callable[[bytes], Document]
 Steps = AsyncGenerator[Step]
 Sources = list[tuple[str, float]]  # languages, and how sure each is; 0: only the model's default
 Texts = Annotated[
