@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from apps.documents.inline import Event
-from apps.documents.paragraph import ATOM, STOOD_FOR
+from apps.documents.paragraph import ATOM, STOOD_FOR, is_glued
 from apps.documents.prose import changed
-from speculative.text.scripts import AFTER, BEFORE
 
 _KEPT = "kept"
 _ENDS = slice(1), slice(-1, None)
-_JOINED = {"before": BEFORE, "behind": AFTER}  # to what is beside them
 Events = Callable[[str], Iterable[Event]]  # of some markup
 
 
@@ -63,11 +61,12 @@ def outline_of(events: Iterable[Event]) -> Outline:
     return outline
 
 
-def _sides(outline: Outline) -> Iterator[tuple[str, str, str]]:
-    """What is shown, but has no words, with the character on each side of it."""
+def _sides(outline: Outline) -> Iterator[tuple[str, ...]]:
+    """What is shown, but has no words, with the characters before and behind each side of it."""
     for raw, place in zip(outline.atoms, re.finditer(ATOM, outline.shown), strict=False):
-        yield raw, "before", outline.shown[max(place.start() - 1, 0) : place.start()]
-        yield raw, "behind", outline.shown[place.end() : place.end() + 1]
+        start, end = place.span()
+        yield raw, "before", outline.shown[max(start - 1, 0) : start], ATOM
+        yield raw, "behind", ATOM, outline.shown[end : end + 1]
 
 
 def with_kept(events: Events, raw: str, kept: Mapping[str, Event]) -> Iterator[Event]:
@@ -96,12 +95,10 @@ def fault_of(source: Outline, new: Outline, text: str, own_words: Iterable[str] 
     for stand_in in changed(source.shown, new.shown):
         if stand_in in source.shown:
             return f"{stand_in:.40} is not there as often as in the source"
-    spaces = Counter((raw, side) for raw, side, other in _sides(source) if other.isspace())
-    spaces.update(
-        (raw, side)
-        for raw, side, other in _sides(new)
-        if not other.isspace() and other not in _JOINED[side]
+    spaces = Counter(
+        (raw, side) for raw, side, *beside in _sides(source) if any(map(str.isspace, beside))
     )
+    spaces.update((raw, side) for raw, side, *beside in _sides(new) if is_glued(*beside))
     for (raw, side), count in spaces.items():
         if count > source.parts[raw, _KEPT]:
             return f"the white space {side} {raw:.40} is lost"

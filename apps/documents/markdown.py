@@ -68,8 +68,8 @@ _BOX = regex.compile(
 )
 # Two spaces or a backslash that is not escaped, which make a line's end a break
 _BREAK = regex.compile(r"(?<! ) {2,}$|(?<!\\)(?:\\\\)*\K\\$")
-_CAPTION = re.compile(r"(?:Table)?:\s+(?=\S)")  # of pandoc's tables
-_ALERT = re.compile(r"\[!\w+\][+-]?(?:\s+|$)")
+# Before the words of a caption of pandoc's tables, or an alert, whose title is a text of its own
+_LABEL = re.compile(r"(?:Table)?:\s+(?=\S)|(?P<alert>\[!\w+\][+-]?(?:\s+|$))")
 
 
 def parse(data: bytes, bilingual: bool = False, anchors: Collection[str] = ()) -> Document:
@@ -251,14 +251,13 @@ def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[tuple
             if before and not runs_on(before, words):
                 broken.add(span)
             before = words if hard_break else ""
-            caption = None if any(groups) else _CAPTION.match(words)
-            if caption:
-                span = span[0] + caption.end(), end
-            alert = None if any(groups) else _ALERT.match(words)
-            if alert and alert.end() < len(words):
-                yield passage(source, [(span[0] + alert.end(), span[1])]), parent
-            elif not alert:
+            label = None if any(groups) else _LABEL.match(words)
+            if label:
+                span = span[0] + label.end(), end
+            if span[0] < end:
                 groups[-1].append(span)
+            if label and label["alert"]:
+                groups.append([])
         texts = [passage(source, group, broken) for group in groups if group]
         if len(" ".join(each.text for each in texts).split()) > has_syntax:  # more than a word
             for whole in texts:

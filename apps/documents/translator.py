@@ -163,7 +163,7 @@ class Translator:
         passages = document.passages
         pieces = [*map(self._pieces, passages)]
         yield from self._decode([*dict.fromkeys(chain.from_iterable(map(_sources, pieces)))])
-        pairs = list[list[Sentence]]()
+        pairs = list[Pairs]()
         lost = list[list[str]]()  # stand-ins: their passages stay in the source's words
         for passage, of_passage in zip(passages, pieces, strict=True):
             texts = [*self._translated(passage, of_passage)]
@@ -192,11 +192,7 @@ class Translator:
         self.texts |= dict.fromkeys(sentences, "")
 
     def _written(
-        self,
-        document: Document,
-        pairs: Sequence[Pairs],
-        lost: Sequence[list[str]],
-        aligned: Aligned,
+        self, document: Document, pairs: list[Pairs], lost: list[list[str]], aligned: Aligned
     ) -> Translation:
         """The document with the sentences' texts. pairs: the sentences of each passage; lost: its stand-ins that they lack"""
         texts = list[str | None]()

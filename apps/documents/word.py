@@ -269,8 +269,6 @@ class _PartReader:
         base = [each for each in element.iter() if each.name == "rubyBase"] or [element]
         texts = [each for each in base[0].iter() if each.name == "t"]
         raw = "".join(self.source[each.inner : each.end] for each in texts)
-        if "<" in raw:  # a comment or the like
-            return place._replace(words=STAND_IN)
         return place._replace(kind="text", words=unescape(raw), run=run)
 
     def _read_element(self, element: Element) -> _Parts:

@@ -3,14 +3,12 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from xml.parsers import expat
 
 from speculative.common.errors import InputError
 
 _REST_OF_TAG = re.compile(r"""(?:[^>"']|"[^"]*"|'[^']*')*+>""")
 _NOT_ASCII = re.compile(r"[^\0-\x7f]")
-_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -39,14 +37,14 @@ def xml_tree(source: str) -> Element:
     if "<!DOCTYPE" in source:
         raise InputError("it has a document type")
     parser = expat.ParserCreate("us-ascii", " ")
-    opened = [Element("", _NONE, 0, 0)]
+    opened = [Element("", {}, 0, 0)]
     shift = len(source) - len(source.lstrip("\ufeff"))
 
     def begin(name: str, attributes: Mapping[str, str]) -> None:
         start = parser.CurrentByteIndex + shift
         rest = _REST_OF_TAG.match(source, start)
         assert rest
-        element = Element(name, attributes or _NONE, start, rest.end())
+        element = Element(name, attributes, start, rest.end())
         opened[-1].children.append(element)
         opened.append(element)
 
