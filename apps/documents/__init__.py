@@ -43,7 +43,6 @@ _INSTEAD = {
 OPTIONS = {
     "anchors": (".md", ".markdown", ".mdx", ".qmd"),
     "bilingual": tuple(ending for ending in FORMATS if ending not in (".po", ".pot")),
-    "change": (".po", ".pot"),
     "cue_by_cue": (".srt", ".vtt", ".ass", ".ssa"),
     "fuzzy": (".po", ".pot"),
 }

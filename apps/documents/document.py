@@ -187,7 +187,6 @@ def edited(source: str, edits: Iterable[tuple[Span, str]]) -> str:
 
 
 def newline_of(source: str) -> str:
-    """The line break of a source."""
     first = NEWLINE.search(source)
     return first[0] if first else "\n"
 

@@ -62,7 +62,6 @@ _LABEL = re.compile(r"(?i)\s(?:(?:xml:)?lang|dir)\s*=")
 
 
 def parse(data: bytes, **options: Any) -> Document:
-    """options: `_page`'s"""
     return _page(data, as_text(data).lstrip("\ufeff").startswith("<?xml"), **options)
 
 
@@ -139,7 +138,6 @@ class _PageReader:
         self._find_wholes()
 
     def named(self, names: Collection[str]) -> set[int]:
-        """The tags of these names."""
         return {number for number, token in enumerate(self.tokens) if token.name in names}
 
     def outlined(self, inline: Collection[str]) -> set[int]:
@@ -188,8 +186,10 @@ class _PageReader:
                         events[-1] = events[-1]._replace(stop=part.end())
                         continue
                     events.append(Event("text", *part.span(), _shown(part[0])))
+            elif token.name == "br" and self.is_html:
+                events.append(token._replace(kind="break", words=" "))
             elif not is_block:
-                events.append(self._event(token))
+                events.append(token._replace(mark=_MARKS.get(token.name, "element")))
         yield from paragraphs_of(source, events)
 
     def _find_wholes(self) -> None:
@@ -276,11 +276,6 @@ class _PageReader:
     def _raw(self, number: int) -> str:
         token = self.tokens[number]
         return self.source[token.start : token.stop]
-
-    def _event(self, token: Event) -> Event:
-        if token.name == "br" and self.is_html:
-            return token._replace(kind="break", words=" ")
-        return token._replace(mark=_MARKS.get(token.name, "element"))
 
 
 def _in_tag(raw: str, change: LanguageChange, added: str = "") -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import regex
 
-from apps.documents.paragraph import ATOM, HOLE, Mark, Paragraph, Run, Spaces, has_words
+from apps.documents.paragraph import ATOM, HOLE, Mark, Paragraph, Run, Spaces
 from apps.documents.sentences import is_unspaced, runs_on
 from speculative.text.scripts import SENTENCE_ENDED
 
@@ -281,7 +281,7 @@ class _Builder:
             return None, ""
         texts = [event for event in self._events[first:last] if event.kind == "text"]
         words = "".join(event.words for event in texts).strip()
-        return texts[0].run if texts else None, words if has_words(words) else ""
+        return texts[0].run if texts else None, words if regex.search(r"\w", words) else ""
 
     def _anchor(self, first: int, last: int) -> Mark:
         event = self._events[first]

@@ -122,7 +122,6 @@ def _slug(words: str) -> str:
 
 
 def _part(source: str, whole: Passage, start: int, stop: int) -> Passage:
-    """A part of a text."""
     spans = list[Span]()
     for at, (low, high) in zip([0, *whole.breaks], whole.spans, strict=True):
         spans.append((low + max(start - at, 0), min(low + stop - at, high)))

@@ -89,10 +89,6 @@ def is_glued(before: str, after: str) -> bool:
     return not (before.isspace() or after.isspace() or before in BEFORE or after in AFTER)
 
 
-def has_words(text: str) -> bool:
-    return regex.search(r"\w", text) is not None
-
-
 def plain_spans(paragraph: Paragraph, text: str) -> list[Span]:
     """The marks' spans if the text is in the place of the longest one or, in lines, before all of them."""
     start, stop = paragraph.longest
@@ -204,8 +200,7 @@ def lost_marks(
     """The marks that are not where they should be, with their kinds and words."""
     for mark, (begin, end), (_, is_sure) in zip(paragraph.marks, spans, targets, strict=True):
         words = paragraph.shown(mark)
-        is_empty = begin == end and has_words(words)
-        if is_empty and mark.may_be_plain:
+        if begin == end and mark.may_be_plain and regex.search(r"\w", words):
             yield "look", words
         elif (begin == end and mark.own_words) or (mark.kind == "change" and not is_sure):
             yield mark.kind, words

@@ -1,6 +1,6 @@
 """The sentences of a text."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, groupby, pairwise
 
 import regex
@@ -9,7 +9,6 @@ import sentencex
 from speculative.text.lines import UNIT, columns
 from speculative.text.scripts import SENTENCE_ENDED, UNSPACED_CHARACTERS
 
-_LETTER = rf"[^\W{UNSPACED_CHARACTERS}]"  # of words that have spaces between them
 _CLAUSE = regex.compile(r"[,;:–—]\s+|[،、，；：]\s*")  # noqa: RUF001
 _SPACE = regex.compile(r"\s+")
 _BEFORE = 100  # characters in which an abbreviation and what stands before it are
@@ -39,11 +38,6 @@ _ORDINAL = regex.compile(r"(?<![\w.,]|\p{L}\.\s)\d{1,3}\.$")
 _OF_KINGS = regex.compile(r"(?<![\w.,])[IVXLC]+\.$")
 _NOUNS = ("de", "gsw", "lb", "nds")
 _KINGS = "bs cs da et eu fi fo hr hu is lv nb nn no pl sk sl sr tr".split()
-
-
-def phrase_pattern(phrases: Collection[str]) -> regex.Pattern:
-    """A pattern of phrases, in whatever case."""
-    return regex.compile(rf"(?i)(?<!{_LETTER})\L<phrases>(?!{_LETTER})", phrases=phrases)
 
 
 def is_unspaced(text: str) -> bool:

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
+import regex
 from tokenizers import Tokenizer
 
 from apps.documents.alignment import Aligner
@@ -17,7 +18,7 @@ from apps.documents.document import Document, Passage, Target, Targets, spread
 from apps.documents.language import LanguageChange
 from apps.documents.marks import Align, Sentence, targets_of
 from apps.documents.prose import FORMS, STAND_IN, changed, edges, masked, translatable
-from apps.documents.sentences import between, is_unspaced, phrase_pattern, sentences
+from apps.documents.sentences import between, is_unspaced, sentences
 from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder
 from speculative.common.errors import InputError
 from speculative.common.reporting import reporter
@@ -26,6 +27,7 @@ from speculative.step.row import Row, respond
 from speculative.step.sampling import RowSeeds
 from speculative.text.languages import bcp47, short, tag_of
 from speculative.text.memory import Memory, MemoryFile, Pair
+from speculative.text.scripts import UNSPACED_CHARACTERS
 from speculative.text.text_side import Prompt
 
 Languages = tuple[str | None, str | None]
@@ -36,6 +38,7 @@ _FULL = 0.6  # of the longest output: longer sentences are cut
 _SAMPLED = 64  # sentences that say how the model's attention is to be read
 _ALIGNED = 32  # sentences whose words are aligned before a server's other requests go on
 _LONG = 5  # characters of a text for one of its source, more than any language needs
+_TERMS = rf"(?i)(?<![^\W{UNSPACED_CHARACTERS}])\L<phrases>(?![^\W{UNSPACED_CHARACTERS}])"
 _QUOTED = re.compile(r"""["'“„«「『].*["'”“»」』]""")
 
 
@@ -122,7 +125,7 @@ class Translator:
         if self.memories.terms:
             for term in self.memories.terms.fitting(self.source_lang, self.target_lang):
                 self._terms[term.prompt.casefold()][term.text] = None
-        self._term_pattern = phrase_pattern([*self._terms])
+        self._term_pattern = regex.compile(_TERMS, phrases=[*self._terms])
         aligner = Aligner.of(self.decoder, self.options, bool(self._exact))
         self.aligner = self.service.aligners.setdefault(self.languages, aligner)
         # Names for stand-ins that the vocabulary has: T5's has no braces

@@ -76,13 +76,16 @@ def _part(xml: bytes, bilingual: bool = False) -> Document:
     marks = dict.fromkeys((run, text, ""), "run")  # may be split and joined; comments may be lost
     unseen = (look, ruby, f"{reader.prefix.lower()}softhyphen")
     parts = partial(events_of, True, marks, unseen, shown=text)
-    written = partial(_written, reader.prefix)
-    line_break = f"<{reader.prefix}br/>"
+
+    def written(words: str) -> str:
+        return f'<{reader.prefix}t xml:space="preserve">{escape(words)}</{reader.prefix}t>'
 
     def below(raw: str, change: Change, paragraph: Paragraph) -> str:
-        between = written(" / ") if paragraph.spans in reader.tabbed else line_break
-        run = f"<{reader.prefix}r>{between}</{reader.prefix}r>"
-        return run + (_in_language(raw, change) if change else raw)
+        between = f"<{reader.prefix}br/>"
+        if paragraph.spans in reader.tabbed:
+            between = written(" / ")
+        new = _in_language(raw, change) if change else raw
+        return f"<{reader.prefix}r>{between}</{reader.prefix}r>{new}"
 
     markup = Markup(written, parts, below=below if bilingual else None, relabel=_in_language)
     return in_markup(xml, reader.paragraphs_in, markup, hidden=reader.attributes)
@@ -104,10 +107,6 @@ def _in_language(source: str, change: LanguageChange) -> str:
     if direction(change.source) == "rtl" != direction(change.target):
         source = _FROM_RIGHT.sub("", source)
     return _LANGUAGE.sub(named, source)
-
-
-def _written(prefix: str, words: str) -> str:
-    return f'<{prefix}t xml:space="preserve">{escape(words)}</{prefix}t>'
 
 
 @dataclass

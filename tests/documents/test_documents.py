@@ -74,7 +74,7 @@ PLURAL = '#. a , fuzzy comment\nmsgid "One file, fuzzy"\nmsgid_plural "%d files"
 def test_a_new_po_gets_its_languages_plural_forms(language, forms, texts, newline):
     source = f'{HEAD}{PLURAL}msgstr[0] ""\nmsgstr[1] ""\n'.replace("\n", newline)
     change = LanguageChange(None, language)
-    document = read(Path("new.pot"), source.encode(), change=change)
+    document = gettext.parse(source.encode(), change=change)
     assert [passage.text for passage in document.passages] == texts
     assert document.write([None] * len(texts)).data == source.encode()
     written = document.write(texts).data.decode()
