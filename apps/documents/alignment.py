@@ -150,8 +150,7 @@ class Aligner:
             self._is_chosen = True
 
     def align(self, pairs: Sequence[Sentence], others: Iterable[Sentence] = ()) -> list[Alignment]:
-        """Align prompts with their texts, several in a call of the model. others: more texts of the run, for a choice from
-        more than a few."""
+        """Align prompts with their texts. others: more texts of the run, for a choice from more than a few."""
         missing = 0 if self._is_chosen else max(0, _FEW - self._texts - len(pairs))
         every = [*pairs, *islice(others, missing)]
         order = sorted(range(len(every)), key=lambda i: len(every[i][0]))

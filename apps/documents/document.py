@@ -153,13 +153,12 @@ def joined(
     firsts = [0, *accumulate(len(document.passages) for document in documents)]
 
     def write(texts: Texts, targets: AllTargets = None, change: Change = None) -> Written:
-        written = [
-            document.write(texts[first:after], targets and targets[first:after], change)
-            for document, (first, after) in zip(documents, pairwise(firsts), strict=True)
-        ]
+        written = list[Written]()
         problems = dict[int, Sequence[str]]()
-        for first, each in zip(firsts, written, strict=False):
-            problems |= {first + number: of for number, of in each.problems.items()}
+        for document, (first, after) in zip(documents, pairwise(firsts), strict=True):
+            new = document.write(texts[first:after], targets and targets[first:after], change)
+            written.append(new)
+            problems |= {first + number: of for number, of in new.problems.items()}
         plain = [words for each in written for words in each.plain]
         later_notes = [note for each in written for note in each.notes]
         return Written(assemble([each.data for each in written]), plain, problems, later_notes)

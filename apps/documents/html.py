@@ -65,20 +65,6 @@ def parse(data: bytes, **options: Any) -> Document:
     return _page(data, as_text(data).lstrip("\ufeff").startswith("<?xml"), **options)
 
 
-def parse_xml(
-    data: bytes,
-    splits: Collection[str] = (),
-    inline: Collection[str] = (),
-    stays: Collection[str] = (),
-    is_outlined: bool = True,
-    **options: Any,
-) -> Document:
-    """Text whose tags have no meaning of HTML's. splits: tags that end a sentence; inline: that do not; stays: elements that
-    are not translated. is_outlined: an element is a text of its own, too, if its parent has no words beside it"""
-    named, within = ({name.lower() for name in each} for each in (splits, inline))
-    return _page(data, True, stays, named, within if is_outlined else None, False, **options)
-
-
 def _page(
     data: bytes,
     is_xml: bool,
@@ -88,7 +74,8 @@ def _page(
     is_html: bool = True,
     bilingual: bool = False,
 ) -> Document:
-    """stays: names of elements that are not translated, besides HTML's"""
+    """stays: elements that are not translated, besides HTML's; splits: tags that end a sentence. inline: elements that do not,
+    where others do if their parents have no words beside them; None: no others do. is_html: all others are HTML's"""
     staying = {name.lower(): STAND_IN for name in stays} | (_STAYS if is_html else {})
     read = partial(_PageReader, is_xml=is_xml, stays=staying, is_html=is_html)
     reader = read(as_text(data))
@@ -106,12 +93,13 @@ def _page(
         return f"<br/>{span}{relabel(raw, change)}</span>"
 
     markup = Markup(partial(escape, quote=False), parts, relabel=relabel)
-    if bilingual:
-        markup = replace(markup, below=below if is_html else None, relabel=None)
+    if bilingual and is_html:
+        markup = replace(markup, below=below)
     return in_markup(data, find, markup, hidden=reader.attributes)
 
 
 parse_xhtml = partial(_page, is_xml=True)
+parse_xml = partial(_page, is_xml=True, splits=(), inline=(), is_html=False)
 
 
 def _shown(raw: str) -> str:
@@ -138,7 +126,8 @@ class _PageReader:
         self._find_wholes()
 
     def named(self, names: Collection[str]) -> set[int]:
-        return {number for number, token in enumerate(self.tokens) if token.name in names}
+        wanted = {name.lower() for name in names}
+        return {number for number, token in enumerate(self.tokens) if token.name in wanted}
 
     def outlined(self, inline: Collection[str]) -> set[int]:
         """The tags of elements whose parents have no words of their own, as DeepL's outline detection has them."""

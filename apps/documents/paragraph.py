@@ -273,9 +273,8 @@ class Writer:
         return [mark.own_words for mark in empty if mark.own_words]
 
     def _tags(self) -> Iterator[tuple[tuple[int, ...], str, int, Spaces | None]]:
-        """Markup with its order, where the text goes on, and the space that it needs if it is shown. The order begins with its
-        place in the text; at one place come ends, the inner ones first, then what has no words, then begins, the outer ones
-        first."""
+        """Markup with its order, where the text goes on, and the space that it needs if it is shown. At one place come ends,
+        the inner ones first, then what has no words, then begins, the outer ones first."""
         for number, (mark, (begin, end)) in enumerate(self._marks):
             start, stop = mark.source_span
             is_look = mark.kind == "look" and self._paragraph.drops

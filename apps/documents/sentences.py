@@ -76,8 +76,7 @@ def _goes_on(first: str, before: str, line: str) -> bool:
 
 
 def _wrapped(lines: Sequence[str]) -> bool:
-    """Whether the lines are one paragraph: no line had room for the next one's first word, and some do not end a
-    sentence."""
+    """Whether no line had room for the next one's first word, and some do not end a sentence."""
     widths = [columns(line.rstrip()) for line in lines]
     first_words = [columns(UNIT.findall(line.lstrip())[0].rstrip()) for line in lines[1:]]
     widest = max(widths)

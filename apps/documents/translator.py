@@ -137,8 +137,7 @@ class Translator:
         self._sample = list[str]()  # sentences
 
     def sample(self, documents: Iterable[Document]) -> None:
-        """Let some sentences of these documents say how the model's attention is to be read: the same ones in whatever order
-        the documents come and are translated."""
+        """Let some sentences say how the model's attention is to be read: the same ones in whatever order documents come."""
         passages = {passage.text: passage for each in documents for passage in each.passages}
         for text in sorted(passages, key=lambda text: zlib.crc32(text.encode())):
             sources = _sources(self._pieces(passages[text]))

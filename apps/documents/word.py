@@ -245,7 +245,7 @@ class _PartReader:
         elif self._has(element, "p") and name not in _WRAPPERS:
             yield place._replace(kind="hole")
             self._read_paragraphs(element)
-        elif name == "sdt" and _is_check_box(element):
+        elif name == "sdt" and any(p.name.endswith(" checkbox") for p in _properties(element)):
             yield place._replace(words=STAND_IN)
         elif not run and self._mark(element):
             yield self._read_element(element)
@@ -305,10 +305,6 @@ class _PartReader:
 
 def _properties(element: Element) -> list[Element]:
     return [each for child in element.children[:1] for each in child.children]
-
-
-def _is_check_box(element: Element) -> bool:
-    return any(each.name.endswith(" checkbox") for each in _properties(element))
 
 
 def _is_code(element: Element) -> bool:

@@ -209,9 +209,8 @@ class DeepL:
             parse = partial(
                 html.parse_xml,
                 splits=asked.splitting_tags,
-                inline=asked.non_splitting_tags,
+                inline=asked.non_splitting_tags if asked.outline_detection else None,
                 stays=asked.ignore_tags,
-                is_outlined=asked.outline_detection,
             )
         languages = asked.source_lang, asked.target_lang
         steps, sources = await self.translations.start_texts(asked.text, parse, *languages)

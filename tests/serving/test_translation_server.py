@@ -126,7 +126,7 @@ def test_a_tag_of_xml_ends_no_sentence_unless_that_is_said():
     listed = b'<!DOCTYPE a [<!ENTITY x "<b>">]><d><t>A king.</t><t>A <b>red</b> dog.</t></d>'
     texts = ["A king.", "A red dog."]
     assert [passage.text for passage in html.parse_xml(listed).passages] == texts
-    for told in (dict(is_outlined=False), dict(inline=["T", "d"])):
+    for told in (dict(inline=None), dict(inline=["T", "d"])):
         assert len(html.parse_xml(listed, **told).passages) == 1
 
 
