@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from apps.documents.inline import Event
 from apps.documents.paragraph import ATOM, STOOD_FOR, is_glued
-from apps.documents.prose import changed
+from apps.documents.prose import any_of, changed
 
 _KEPT = "kept"
 _ENDS = slice(1), slice(-1, None)
@@ -71,7 +71,7 @@ def _sides(outline: Outline) -> Iterator[tuple[str, ...]]:
 
 def with_kept(events: Events, raw: str, kept: Mapping[str, Event]) -> Iterator[Event]:
     """The parts of some markup, of which some pieces stay as they are. kept: by what is written"""
-    pieces = re.compile("|".join(map(re.escape, sorted(kept, key=len, reverse=True))))
+    pieces = any_of(kept)
     end = 0
     for event in events(raw):
         if event.start < end:

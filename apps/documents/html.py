@@ -233,11 +233,10 @@ class _PageReader:
             return STAND_IN
         if "page-list" in attributes.get("epub:type", ""):  # not a class, which may be others
             return ""
-        roles = [attributes.get(name, "") for name in ("class", "role", "epub:type")]
-        for name in " ".join(roles).split():
-            for shown, pattern in _STAYING_CLASSES.items():
-                if pattern.fullmatch(name):
-                    return shown
+        roles = " ".join(attributes.get(name, "") for name in ("class", "role", "epub:type"))
+        for shown, pattern in _STAYING_CLASSES.items():
+            if any(map(pattern.fullmatch, roles.split())):
+                return shown
         if not self.is_html or token.name != "a" or last - first > _SHORT:
             return None
         texts = [each for each in self.tokens[first:last] if each.kind == "text"]

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from functools import partial
 
 from speculative.text.languages import bcp47, short
 
@@ -30,8 +31,5 @@ class LanguageChange:
 
 def in_head(source: str, change: LanguageChange) -> str:
     """A text whose front matter or header names the target's language if it names one."""
-    head = _HEAD.match(source)
-    if not head:
-        return source
-    named = _FIELD.sub(lambda field: field[1] + change.new(field[2]), head[0])
-    return named + source[head.end() :]
+    named = partial(_FIELD.sub, lambda field: field[1] + change.new(field[2]))
+    return _HEAD.sub(lambda head: named(head[0]), source)

@@ -9,6 +9,8 @@ import sentencex
 from speculative.text.lines import UNIT, columns
 from speculative.text.scripts import SENTENCE_ENDED, UNSPACED_CHARACTERS
 
+Fits = Callable[[str], bool]
+
 _CLAUSE = regex.compile(r"[,;:–—]\s+|[،、，；：]\s*")  # noqa: RUF001
 _SPACE = regex.compile(r"\s+")
 _BEFORE = 100  # characters in which an abbreviation and what stands before it are
@@ -85,11 +87,7 @@ def _wrapped(lines: Sequence[str]) -> bool:
 
 
 def sentences(
-    text: str,
-    language: str,
-    pattern: regex.Pattern,
-    fits: Callable[[str], bool],
-    whole: bool = False,
+    text: str, language: str, pattern: regex.Pattern, fits: Fits, whole: bool = False
 ) -> Iterator[str]:
     """The sentences of a text, with the space after them, cut at clauses if they do not fit. A sentence may run over lines.
     language: a tag. pattern: what is not cut apart. whole: leave a paragraph whole if it fits."""
@@ -128,7 +126,7 @@ def _ends(text: str, language: str, pattern: regex.Pattern) -> Iterator[int]:
             yield end
 
 
-def _clauses(text: str, fits: Callable[[str], bool]) -> Iterator[str]:
+def _clauses(text: str, fits: Fits) -> Iterator[str]:
     if len(text) < 2 or fits(text):
         yield text
         return

@@ -148,7 +148,7 @@ class _PartReader:
                 self.attributes += attributes_in(source, (element.start, element.inner), _READ)
         self.root = root
         self.paragraphs = list[Paragraph]()
-        self.tabbed = set[tuple[Span, ...]]()  # those in lines with tabs between words
+        self.tabbed = set[tuple[Span, ...]]()  # those in lines with tabs
         self.fields = list[_Field]()
 
     def paragraphs_in(self, source: str) -> list[Paragraph]:
@@ -182,8 +182,7 @@ class _PartReader:
             else:
                 waiting.append(part)
         paragraphs = [*paragraphs_of(self.source, here)]
-        names = [each.name for each in here if each.words.strip() or each.name == "tab"]
-        if "tab" in names[1:]:
+        if len(paragraphs) > 1 and any(each.name == "tab" for each in here):
             self.tabbed |= {each.spans for each in paragraphs}
         self.paragraphs += paragraphs
 
