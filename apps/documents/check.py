@@ -62,7 +62,7 @@ def outline_of(events: Iterable[Event]) -> Outline:
 
 
 def _sides(outline: Outline) -> Iterator[tuple[str, ...]]:
-    """What is shown, but has no words, with the characters before and behind each side of it."""
+    """The sides of what is shown, but has no words, each with the characters before and behind it."""
     for raw, place in zip(outline.atoms, re.finditer(ATOM, outline.shown), strict=False):
         start, end = place.span()
         yield raw, "before", outline.shown[max(start - 1, 0) : start], ATOM

@@ -17,8 +17,9 @@ _HEAD = 8000  # bytes in which an encoding is declared
 def decoded(
     parse: Parse, data: bytes, encoding: str | None = None, lacking: str | None = None
 ) -> Document:
-    """The document that `parse` makes of the data in UTF-8, written in its own encoding again if possible. encoding: None: as
-    declared, UTF-8, or a guess. lacking: if formats declare theirs, Python's `errors` for writing. InputError if wrong."""
+    """The document that `parse` makes of the data in UTF-8, written in its own encoding again if possible. encoding: after a
+    byte-order mark; None: as declared, UTF-8, or a guess, which is noted. lacking: in formats that declare theirs, Python's
+    name of what is done with a character that it lacks. InputError if it is wrong."""
     if data.startswith(b"PK"):  # an archive
         return parse(data)
     name, is_guess = _encoding(data, encoding, lacking is not None)
