@@ -105,11 +105,7 @@ def in_text(
     names, visible = _covered(source, hidden)
     found = [*find(visible)]
     hidden = [each for each in hidden if names.keys() >= {*each.spans}]
-    ends = [match.start() for match in re.finditer("\n", source)]
-    passages = [
-        replace(each, location=f"line {bisect_left(ends, each.spans[0][0]) + 1}")
-        for each in (*found, *hidden)
-    ]
+    passages = _located(source, [*found, *hidden])
     if below:
         fit = partial(_fit_below, fit, below.replace("\n", newline_of(source)))
     fits = [partial(fit, visible)] * len(found) + [partial(fit_hidden, source)] * len(hidden)
@@ -170,6 +166,13 @@ def joined(
     ]
     notes = [*notes, *(note for document in documents for note in document.notes)]
     return Document(passages, write, notes=notes)
+
+
+def _located(source: str, passages: Iterable[Passage]) -> list[Passage]:
+    """Passages with the lines that they begin in."""
+    ends = [match.start() for match in re.finditer("\n", source)]
+    lines = ((each, bisect_left(ends, each.spans[0][0]) + 1) for each in passages)
+    return [replace(each, location=f"line {line}") for each, line in lines]
 
 
 def edited(source: str, edits: Iterable[tuple[Span, str]]) -> str:
