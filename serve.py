@@ -50,7 +50,6 @@ UVICORN: dict[str, Any] = dict(
 
 
 def split(names: str) -> list[str]:
-    """The names of a list with commas."""
     return [name.strip() for name in names.split(",") if name.strip()]
 
 
@@ -146,7 +145,6 @@ def text_decoder(models: Models, options: Options) -> SpeculativeDecoder:
 
 
 def make_api(args, options: Options, address: str) -> Api:
-    """The server's routes, with the models loaded."""
     given = args.model, args.adapter_path
     models = Models.of(args)
     names = model_names(models.model, given)

@@ -50,7 +50,6 @@ class Calls:
         return self._unsent(0, before), new
 
     def _unsent(self, part: int, text: str) -> str:
-        """What a part of the text has gained."""
         begin = self._sent[part]
         self._sent[part] = len(text)
         return text[begin:]
@@ -77,11 +76,8 @@ class Answer:
         self.now = START  # what has been taken apart
         self.thinking = thinking
         self.calls: Calls | None = None
-        self.call_ids: list[str] = []  # of the calls that have begun
-        tools = row.options.tools
-        if tools:
-            self.calls = Calls("".join(tools["marks"][0].split()[:1]))
-            self.call_ids = self.calls.ids
+        if row.options.tools:
+            self.calls = Calls("".join(row.options.tools["marks"][0].split()[:1]))
 
     def take(self, step: RowStep) -> tuple[str, str, CallParts]:
         """What a step adds to the thoughts, to the text and to the calls."""

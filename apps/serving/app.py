@@ -52,8 +52,6 @@ _PAGE_MAY = (
 
 @dataclass
 class Api:
-    """The handlers of the routes."""
-
     engine: Engine
     gate: Gate
     limits: Limits

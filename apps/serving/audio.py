@@ -75,7 +75,6 @@ class Speech:
         return JSONResponse(body)
 
     async def detect_language(self, request: Request) -> Response:
-        """whisper-asr-webservice's answer."""
         transcriber = self.admit(request)
         wanted = await sound_request(request, self.limits, Asr)
         async with while_there(request):

@@ -52,7 +52,6 @@ def validated(fields: Any, kind: type[Kind]) -> Kind:
 
 
 def _message(error: ValidationError) -> str:
-    """The first error, in one line."""
     first = error.errors(include_url=False, include_input=False)[0]
     path = first["loc"][:1] if "logit_bias" in first["loc"] else first["loc"]  # not the user's keys
     where = ".".join(map(str, path)).removesuffix(".[key]")

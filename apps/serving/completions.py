@@ -38,7 +38,6 @@ class CompletionWriter:
             self._head = head_of(self.rows[0], "text_completion", "cmpl", model)
 
     async def events(self, steps: AsyncIterator[RowStep]) -> AsyncIterator[str]:
-        """The events of a stream."""
         for index, answer in enumerate(self._answers if self._chat else ()):
             delta = {"role": "assistant", "content": None if answer.calls else ""}
             yield self._event({"index": index, "delta": delta, "finish_reason": None})
@@ -74,7 +73,7 @@ class CompletionWriter:
                 choice["message"] = {"role": "assistant", "refusal": None, **message}
         choice["logprobs"] = self._scored(step.row, step.new)
         choice["finish_reason"] = step.now.finish_reason
-        if step.now.finish_reason == "stop" and answer.call_ids:
+        if step.now.finish_reason == "stop" and answer.calls and answer.calls.ids:
             choice["finish_reason"] = self._called
         if self._request.origins:
             choice |= step.drafts()
@@ -88,7 +87,7 @@ class CompletionWriter:
         for i, name, arguments in calls:
             call: dict[str, Any] = {"function": {"arguments": arguments}}
             if name is not None:
-                call |= {"id": answer.call_ids[i], "type": "function"}
+                call |= {"id": answer.calls.ids[i], "type": "function"}
                 call["function"]["name"] = name
             if self._request.stream:
                 call["index"] = i

@@ -74,5 +74,4 @@ class Corrections:
 
 
 def _lost(sentence: str, text: str) -> bool:
-    """Whether names or numbers are lost."""
     return not Counter(_KEPT.findall(sentence)) <= Counter(_KEPT.findall(text))

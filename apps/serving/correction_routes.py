@@ -59,8 +59,6 @@ class _Data(Object):
 
 @dataclass
 class LanguageTool:
-    """Answers LanguageTool's requests."""
-
     corrections: Corrections
     gate: Gate
 

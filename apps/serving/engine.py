@@ -55,8 +55,6 @@ START = Progress()
 
 @dataclass(eq=False)
 class Job:
-    """A row in the engine."""
-
     row: Row
     wake: Callable[[], object]  # called, in any thread, whenever there is progress
     progress: Progress = START
@@ -108,7 +106,6 @@ class Engine:
         return future.result()
 
     def check(self) -> None:
-        """Raise Refused once the engine is closed."""
         if self.closed:
             raise Refused
 
@@ -178,7 +175,6 @@ class Engine:
                 future.set_exception(error)
 
     def _decode(self, source: Source, batch_size: int) -> None:
-        """Decode until no row is left."""
         with self.decoder.running(self.options) as driver:
             for _ in driver.decode(source, batch_size, self._watch):
                 pass

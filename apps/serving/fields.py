@@ -113,5 +113,4 @@ def _normalised(name: str, value: Any) -> Any:
 
 
 def _request_name(name: str) -> str:
-    """An option's name in a request."""
     return DECLARED[name].request or name

@@ -61,7 +61,6 @@ class Gate:
 
     @property
     def cors(self) -> dict[str, Any]:
-        """Arguments of Starlette's CORSMiddleware."""
         patterns = "|".join(map(fnmatch.translate, self.origins))
         anything = dict(allow_methods=["*"], allow_headers=["*"])
         return dict(allow_origins=self.origins, allow_origin_regex=patterns, **anything)

@@ -44,5 +44,4 @@ class Metrics:
             counter.inc(getattr(stats, name))
 
     def text(self) -> str:
-        """All counts, in Prometheus' text format."""
         return generate_latest(self._registry).decode()

@@ -264,7 +264,6 @@ class _Client:
             self._heard.clear()
 
     async def _tell(self, heard: Heard) -> None:
-        """Tell the client what was heard."""
         has_turns = self._input.turn_detection is not None
         item = self._item
         if item is None:
@@ -314,7 +313,6 @@ class _Client:
         self._item = None
 
     def _session(self) -> dict[str, Any]:
-        """The session, as events have it."""
         about = {"object": "realtime.transcription_session", "type": "transcription"}
         return {"id": self._id, **about, "audio": {"input": self._input.model_dump()}}
 

@@ -52,8 +52,6 @@ def _parsed(function: Any) -> Any:
 
 
 class _ToolCall(Object):
-    """A tool's call in an earlier answer."""
-
     model_config = ConfigDict(extra="allow")
     function: Annotated[dict[str, Any], BeforeValidator(_parsed)]
 
@@ -110,8 +108,6 @@ class _Prediction(Object):
 
 
 class _Schema(Object):
-    """A JSON schema with its name."""
-
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
@@ -247,7 +243,6 @@ class Chat(Fields):
 
     @model_validator(mode="after")
     def _as_tools(self) -> "Chat":
-        """The functions of older clients as tools."""
         if self.functions:
             self.tools = self.functions
             self.tool_choice = self.function_call

@@ -28,7 +28,6 @@ class ResponseWriter:
         self._numbers = count()
 
     async def events(self, steps: AsyncIterator[RowStep]) -> AsyncIterator[str]:
-        """The events of a stream."""
         for body in self._begin():
             yield self._numbered(body)
         async for step in steps:
@@ -78,8 +77,8 @@ class ResponseWriter:
                 part["text"] += text
                 yield self._about(item, f"{part['type']}.delta", delta=text, logprobs=[])
         for i, name, arguments in calls:
-            if name is not None:
-                call = {"call_id": self._answer.call_ids[i], "name": name, "arguments": ""}
+            if name is not None and self._answer.calls:
+                call = {"call_id": self._answer.calls.ids[i], "name": name, "arguments": ""}
                 yield from self._add("function_call", **call)
             if arguments:
                 item = self._items[-1]
@@ -109,13 +108,11 @@ class ResponseWriter:
         yield ended
 
     def _about(self, item: dict[str, Any], kind: str, /, **more: Any) -> dict[str, Any]:
-        """An event about an item or its part."""
         fields = {"item_id": item["id"], "output_index": self._items.index(item)}
         if "content" in item:
             fields["content_index"] = 0
         return {"type": f"response.{kind}", **fields, **more}
 
     def _response(self, kind: str, status: str, items: list[dict[str, Any]]) -> dict[str, Any]:
-        """An event about the response."""
         response = {**self._head, "status": status, "output": items, "error": None}
         return {"type": f"response.{kind}", "response": response}

@@ -276,7 +276,6 @@ async def steps_of_document(engine: Engine, translator: Translator, document: Do
 
 
 async def data_of(steps: Steps) -> bytes:
-    """The bytes of a translation."""
     async for step in steps:
         last = step
     assert isinstance(last, Translation)

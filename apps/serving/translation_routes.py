@@ -46,8 +46,6 @@ class _Translate(_Pair):
 
 @dataclass
 class LibreTranslate:
-    """Answers LibreTranslate's requests."""
-
     translations: Translations
 
     def routes(self) -> list[Route]:
@@ -181,8 +179,6 @@ class _Texts(_Target):
 
 @dataclass
 class DeepL:
-    """Answers DeepL's requests."""
-
     translations: Translations
     characters: int = 0  # that it has translated
 

@@ -31,8 +31,6 @@ _LIBRETRANSLATE = "translate translate_file download_file detect languages front
 
 
 class RowStep(NamedTuple):
-    """A row's progress in a step."""
-
     row: Row
     before: Progress
     now: Progress

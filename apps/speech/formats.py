@@ -30,7 +30,6 @@ def _cue(caption: Caption, hours: bool, point: str) -> str:
 
 
 def lines(segments: Sequence[Segment], layout: Layout) -> str:
-    """The segments as txt."""
     text = ""
     for each in segments:
         if layout.times:

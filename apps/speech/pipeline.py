@@ -58,7 +58,6 @@ class Pipeline:
             self._previous = self.tokens(options.initial_prompt)
 
     def configure(self, options: TranscribeOptions) -> None:
-        """Go on with other options."""
         self.options = options
         self._carried = self.tokens(options.hotwords)  # the beginning of every window's prompt
         if options.carry_initial_prompt:
@@ -77,7 +76,6 @@ class Pipeline:
         return self._tokenizer.decode(words, skip_special_tokens=False)
 
     def transcript(self, duration: float) -> Transcript:
-        """The transcript so far, of so many seconds."""
         text = "".join(segment.text for segment in self._segments)
         language = self.language or "en"
         return Transcript(text, tuple(self._segments), language, duration, self.stats)

@@ -192,8 +192,6 @@ class Timestamps:
 
 @dataclass(frozen=True)
 class OneOf:
-    """Allows only these tokens."""
-
     tokens: tuple[int, ...]
 
     def __call__(self, logits: mx.array, prefixes: Prefixes) -> mx.array:

@@ -53,7 +53,6 @@ class Timeline:
         return float(before + (frame >= len(self.frames))) / FRAMES
 
     def is_cut(self, segment: Segment) -> bool:
-        """Whether silence was left out within a segment."""
         return self._piece(segment.start) < self._piece(segment.end, True)
 
     def _piece(self, time: float, is_end: bool = False) -> int:

@@ -34,8 +34,6 @@ OnWindow = Callable[[Sequence[Segment], float, Stats], object]
 
 
 class Sound:
-    """A sound that is being transcribed."""
-
     def __init__(
         self, pipeline: Pipeline, samples: np.ndarray, on_window: OnWindow = lambda *_: None
     ):
@@ -60,7 +58,6 @@ class Sound:
             self._reference = Reference(options.reference, *about)
 
     def steps(self) -> Task:
-        """Transcribe the sound."""
         pipeline = self._pipeline
         rest: list[int] = []  # the unfinished text at the end of the last window
         for seek, end in self._clips:

@@ -69,7 +69,6 @@ class Live:
         self._rest_words: list[str] = []  # the last text's words after them
 
     def configure(self, options: TranscribeOptions, pause: float) -> None:
-        """Go on with other options and pauses."""
         self._pipeline.configure(options)
         self._utterances.set_pause(pause)
 
@@ -97,7 +96,6 @@ class Live:
         return self.transcript()
 
     def transcript(self) -> Transcript:
-        """The transcript so far."""
         return self._pipeline.transcript(self.seconds)
 
     def _hear(self) -> list[Utterance]:

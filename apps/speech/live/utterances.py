@@ -10,9 +10,7 @@ from apps.speech.voice import PAUSE_CHANCE, SPEECH_CHANCE
 
 @dataclass(frozen=True)
 class Utterance:
-    """Speech from one pause to the next, in frames."""
-
-    begin: int
+    begin: int  # in frames, as all of it
     voiced: int  # where the last word ends
     end: int  # as far as it is known
 
@@ -75,6 +73,5 @@ class Utterances:
         return [ongoing] if ongoing else []
 
     def clear(self) -> None:
-        """Forget the utterance that goes on."""
         self.end()
         self._free = self.frames
