@@ -3,24 +3,23 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Any
 
 import regex
 from rapidfuzz import fuzz, process
 from starlette.concurrency import run_in_threadpool
 
 from apps.documents.document import Document, Passage, Written
-from apps.documents.translator import Memories, Service, Translation, Translator
+from apps.documents.translator import Memories, Service, Translator
 from apps.serving.engine import Engine
-from apps.serving.translation import steps_of_document
+from apps.serving.translation import result_of, steps_of_document
 from speculative.common.errors import InputError
 from speculative.text.memory import CLOSE
 
 _REMEMBERED = 10_000  # sentences; with more, the older half is forgotten
 _SEARCHED = 500  # the latest, for what a sentence was before the last key
-_KEPT = regex.compile(
-    r"\b\p{Lu}[\p{Lu}\p{N}]+\b|\p{N}+(?:[.,:/]\p{N}+)*"
-)  # names in capitals, numbers
+# Names in capitals, numbers
+_KEPT = regex.compile(r"\b\p{Lu}[\p{Lu}\p{N}]+\b|\p{N}+(?:[.,:/]\p{N}+)*")
 
 
 @dataclass
@@ -46,24 +45,17 @@ class Corrections:
             self._texts = dict([*self._texts.items()][_REMEMBERED // 2 :])
             self._cut = self._cut & self._texts.keys()
         memories = Memories(texts=self._texts, cut=self._cut, reference=self._reference)
-        service = Service(assumed_source=language)
-        make = partial(
-            Translator,
-            self.engine.decoder,
-            self._options,
-            whole=True,
-            memories=memories,
-            service=service,
+        about: dict[str, Any] = dict(memories=memories, service=Service(assumed_source=language))
+        decoder = self.engine.decoder
+        translator = await run_in_threadpool(
+            Translator, decoder, self._options, whole=True, **about
         )
         passages = [Passage(each, ((0, 0),)) for each in sentences]
         document = Document(passages, lambda *_: Written(b""))
-        translator = await run_in_threadpool(make)
-        async for step in steps_of_document(self.engine, translator, document):
-            last = step
-        assert isinstance(last, Translation)
+        result = await result_of(steps_of_document(self.engine, translator, document))
         return [
             line.source if line.problems or _lost(line.source, line.text) else line.text
-            for line in last.lines
+            for line in result.lines
         ]
 
     def _reference(self, sentence: str) -> str | None:

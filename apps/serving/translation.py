@@ -1,7 +1,6 @@
 """Texts and documents in another language, for LibreTranslate's and DeepL's routes. Each sentence is a row of the engine."""
 
 import asyncio
-import json
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -39,6 +38,7 @@ COMMON = (
 ).split()
 _ALIASES = {"zh": "zh-Hans", "zt": "zh-Hant", "pb": "pt-BR"}  # LibreTranslate's
 _CERTAIN = 0.8  # of a text's language: of 189 phrases in 30 languages 93 were as sure, and all of these right
+_BETWEEN = b"\xff"  # two texts, for UTF-8 has none
 _STORED = 32  # documents
 STORED_SECONDS = 600  # for which a translation waits for its client
 _STORED_SIZE = 10  # times the largest upload: of all of them
@@ -151,28 +151,23 @@ class Translations:
         """The code of a text's language, and how sure that is. InputError if it cannot be told here."""
         return (self.sources[0], 1.0) if len(self.sources) == 1 else self._detector.detect(text)
 
-    async def start(
-        self, document: Document, source: str | None, target: str, **options: Any
-    ) -> Steps:
-        """Begin to translate a document; placeholders stay. source: None or "auto": as detected. InputError for one that it lacks."""
-        return await run_in_threadpool(self._start, document, source or "auto", target, options)
-
-    async def start_texts(
+    def start_texts(
         self, texts: Sequence[str], parse: Parse, source: str | None, target: str, **options: Any
     ) -> tuple[Steps, Sources]:
-        """As `start`, texts instead of a document, each from its own language, and these. The translation is a JSON list."""
-        documents = await run_in_threadpool(lambda: [parse(text.encode()) for text in texts])
-        sources = await run_in_threadpool(self._sources_of, documents, source or "auto")
+        """As `start`, texts instead of a document, each from its own language, and these. See `texts_of`."""
+        documents = [parse(text.encode()) for text in texts]
+        sources = self._sources_of(documents, source)
         parts = list[tuple[list[int], Steps]]()
         for language in dict.fromkeys(language for language, _ in sources):
             numbers = [i for i, each in enumerate(sources) if each[0] == language]
-            some = _with_own_labels(joined([documents[i] for i in numbers], _as_json))
-            parts.append((numbers, await self.start(some, language, target, **options)))
+            some = _with_own_labels(joined([documents[i] for i in numbers], _BETWEEN.join))
+            parts.append((numbers, self.start(some, language, target, **options)))
         return _in_order(parts), sources
 
-    def _start(self, document: Document, source: str, target: str, options: dict) -> Steps:
-        ((source, _),) = self._sources_of([document], source)
-        source_lang, target_lang = (_ALIASES.get(code.lower(), code) for code in (source, target))
+    def start(self, document: Document, source: str | None, target: str, **options: Any) -> Steps:
+        """Begin to translate a document; placeholders stay. source: None or "auto": as detected. InputError for one that it lacks."""
+        ((found, _),) = self._sources_of([document], source)
+        source_lang, target_lang = (_ALIASES.get(code.lower(), code) for code in (found, target))
         if tag_of(source_lang) and short(source_lang) == short(target_lang):
             return _unchanged(document)
         options |= {"source_lang": None, "target_lang": target_lang}
@@ -185,9 +180,9 @@ class Translations:
         )
         return steps_of_document(self.engine, translator, document)
 
-    def _sources_of(self, documents: Sequence[Document], source: str) -> Sources:
+    def _sources_of(self, documents: Sequence[Document], source: str | None) -> Sources:
         """The language of each document, if "auto": its own where that is sure, and otherwise that of all of them."""
-        if source.lower() != "auto":
+        if source and source.lower() != "auto":
             return [(source, 1.0)] * len(documents)
         texts = ["\n".join(each.text for each in of.passages[:100]) for of in documents]
         of_all = self._source_of("\n".join(texts))
@@ -202,23 +197,24 @@ class Translations:
         return _shown(source_lang or "en"), 0.0
 
     async def store(
-        self, upload: Asked, source: str | None, target: str, client: str | None = None
+        self, request: Request, upload: Asked, source: str | None, target: str
     ) -> StoredDocument:
-        """Begin to translate an uploaded document. client: whose documents wait for each other, and for nobody else's.
-        InputError if it is none; Refused if there are too many."""
+        """Begin to translate an uploaded document. A client's wait for each other, and for nobody else's. InputError if it is
+        none; Refused if there are too many."""
         if upload.file is None:
             raise InputError("file: field required")
         path = Path(upload.filename or upload.file.filename or "")
         data = await upload.file.read()
         read = partial(read_apart, path, data, self._check)
+        client = request.client and request.client.host
         async with self._clients.setdefault(client, CapacityLimiter(1)):
             document = await to_thread.run_sync(read, limiter=self._reading)
-        steps = await self.start(document, source, target)
+        steps = await run_in_threadpool(self.start, document, source, target)
         self._make_room(len(data))
 
         async def translated() -> bytes:
             async with self._places:
-                return await data_of(steps)
+                return (await result_of(steps)).data
 
         def expire(task: asyncio.Task) -> None:
             if not task.cancelled():
@@ -275,11 +271,16 @@ async def steps_of_document(engine: Engine, translator: Translator, document: Do
             yield step
 
 
-async def data_of(steps: Steps) -> bytes:
+async def result_of(steps: Steps) -> Translation:
     async for step in steps:
         last = step
     assert isinstance(last, Translation)
-    return last.data
+    return last
+
+
+def texts_of(translation: Translation) -> list[str]:
+    """The texts of a translation that began with `start_texts`."""
+    return [text.decode() for text in translation.data.split(_BETWEEN)]
 
 
 async def _in_order(parts: Sequence[tuple[Sequence[int], Steps]]) -> Steps:
@@ -291,12 +292,8 @@ async def _in_order(parts: Sequence[tuple[Sequence[int], Steps]]) -> Steps:
                 if isinstance(step, RowStep):
                     yield step
                 else:
-                    texts |= zip(numbers, map(str.encode, json.loads(step.data)), strict=True)
-    yield Translation(_as_json([texts[i] for i in sorted(texts)]), [], [])
-
-
-def _as_json(texts: Sequence[bytes]) -> bytes:
-    return json.dumps([text.decode() for text in texts]).encode()
+                    texts |= zip(numbers, step.data.split(_BETWEEN), strict=True)
+    yield Translation(_BETWEEN.join(texts[i] for i in sorted(texts)), [], [])
 
 
 def _values(form: ImmutableMultiDict) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """The routes of docs.libretranslate.com/api and developers.deepl.com/api-reference (version 2)."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from apps.documents import FORMATS, html, plain
-from apps.serving.translation import Asked, Step, Texts, Translations, data_of
+from apps.serving.translation import Asked, Step, Texts, Translations, result_of, texts_of
 from apps.serving.transport import ERRORS, RowStep, event_of, failure_of, stream_of, while_there
 from speculative.common.errors import InputError
 from speculative.step.row import Row
@@ -65,7 +64,7 @@ class LibreTranslate:
             raise InputError("q is empty")
         parse = html.parse if asked.format == "html" else plain.parse
         start = partial(self.translations.start_texts, asked.q, parse, asked.source, asked.target)
-        steps, sources = await start()
+        steps, sources = await run_in_threadpool(start)
 
         def answer(texts: Sequence[str], **more: Sequence[Any]) -> dict[str, Any]:
             body = {"translatedText": texts, **more}
@@ -77,21 +76,19 @@ class LibreTranslate:
         async with while_there(request):
             if asked.stream:
                 return await stream_of(request, steps, partial(_events, answer=answer))
-            texts = json.loads(await data_of(steps))
+            texts = texts_of(await result_of(steps))
             if not asked.alternatives:
                 return answer(texts)
             others = [dict.fromkeys([text]) for text in texts]
             for seed in range(asked.alternatives if asked.format == "text" else 0):
-                options = dict(seed=seed, temp=1.0, top_p=0.9)
-                sample, _ = await start(**options)
-                for seen, text in zip(others, json.loads(await data_of(sample)), strict=True):
+                sample, _ = await run_in_threadpool(start, seed=seed, temp=1.0, top_p=0.9)
+                for seen, text in zip(others, texts_of(await result_of(sample)), strict=True):
                     seen[text] = None
             return answer(texts, alternatives=[[*seen][1:] for seen in others])
 
     async def translate_file(self, request: Request, asked: _Pair) -> Any:
         async with while_there(request):
-            client = request.client and request.client.host
-            stored = await self.translations.store(asked, asked.source, asked.target, client)
+            stored = await self.translations.store(request, asked, asked.source, asked.target)
             await stored.task
         return {"translatedFileUrl": f"{request.base_url}download_file/{stored.key}"}
 
@@ -139,7 +136,7 @@ async def _events(
     numbers = dict[Row, int]()
     async for step in steps:
         if not isinstance(step, RowStep):
-            yield event_of(answer(json.loads(step.data)))
+            yield event_of(answer(texts_of(step)))
             continue
         event = {
             "sentence": numbers.setdefault(step.row, len(numbers)),
@@ -208,10 +205,10 @@ class DeepL:
                 inline=asked.non_splitting_tags if asked.outline_detection else None,
                 stays=asked.ignore_tags,
             )
-        languages = asked.source_lang, asked.target_lang
-        steps, sources = await self.translations.start_texts(asked.text, parse, *languages)
+        start = partial(self.translations.start_texts, asked.text, parse)
+        steps, sources = await run_in_threadpool(start, asked.source_lang, asked.target_lang)
         async with while_there(request):
-            texts = json.loads(await data_of(steps))
+            texts = texts_of(await result_of(steps))
         self.characters += sum(map(len, asked.text))
         detected = [language.partition("-")[0].upper() for language, _ in sources]
         translations = [
@@ -246,8 +243,7 @@ class DeepL:
 
     async def document(self, request: Request, asked: _Target) -> Any:
         languages = asked.source_lang, asked.target_lang
-        client = request.client and request.client.host
-        stored = await self.translations.store(asked, *languages, client)
+        stored = await self.translations.store(request, asked, *languages)
         self.characters += stored.characters
         return {"document_id": stored.key, "document_key": stored.key}
 

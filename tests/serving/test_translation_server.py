@@ -15,6 +15,7 @@ from helpers.programs import call
 from helpers.serving import Server
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
 from apps.documents import apart, html, read
 from apps.documents.apart import read_apart
@@ -24,7 +25,7 @@ from apps.documents.translator import Translation
 from apps.serving import translation
 from apps.serving.engine import Engine, Refused
 from apps.serving.gate import Gate, Limits
-from apps.serving.translation import Asked, Translations, data_of
+from apps.serving.translation import Asked, Translations, result_of, texts_of
 from decoder import Options
 from speculative.common.errors import InputError
 from speculative.text.language_detector import LanguageDetector
@@ -231,6 +232,10 @@ def test_a_signal_ends_a_server_that_reads(demo_folders):
         assert server.process.wait(20) == 0 and reading.result()[0] in (200, 503)
 
 
+def asker(host: str) -> Request:
+    return Request({"type": "http", "client": (host, 1)})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", ["_STORED", "_STORED_SIZE"])
 def test_no_translation_is_dropped_before_it_was_fetched_or_is_old(decoder, monkeypatch, limit):
@@ -241,7 +246,9 @@ def test_no_translation_is_dropped_before_it_was_fetched_or_is_old(decoder, monk
 
     async def store() -> str:
         file = UploadFile(BytesIO(KING.encode()), filename="a.txt")
-        stored = await translations.store(Asked(file=file), "en", "EN")  # nothing to decode
+        stored = await translations.store(
+            asker("a"), Asked(file=file), "en", "EN"
+        )  # nothing to decode
         await stored.task
         return stored.key
 
@@ -276,7 +283,7 @@ def test_a_clients_slow_documents_hold_up_its_own_alone(decoder, monkeypatch):
 
     async def store(name: str, client: str) -> None:
         asked = Asked(file=UploadFile(BytesIO(b"a"), filename=name))
-        await (await translations.store(asked, "en", "EN", client)).task
+        await (await translations.store(asker(client), asked, "en", "EN")).task
 
     async def run() -> None:
         slow = [asyncio.create_task(store(f"slow{i}.txt", "a")) for i in range(3)]
@@ -308,8 +315,8 @@ def test_each_text_is_from_its_own_language_or_where_that_is_not_sure_from_that_
     texts = [HAUS, "Le roi voit la maison.", "", GERMAN[KING], "Ja", KING]
 
     async def start(source: str) -> tuple[list[str], list[str]]:
-        steps, sources = await translations.start_texts(texts, parse_plain, source, "de")
-        return json.loads(await data_of(steps)), [language for language, _ in sources]
+        steps, sources = translations.start_texts(texts, parse_plain, source, "de")
+        return texts_of(await result_of(steps)), [language for language, _ in sources]
 
     new, sources = asyncio.run(start("auto"))
     assert sources == ["en", "fr", "en", "de", "en", "en"]
