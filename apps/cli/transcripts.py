@@ -73,12 +73,9 @@ class Output:
     def files(self, name: str) -> dict[str, Path]:
         """The files of this name, by format, but with `resume` only those that do not exist."""
         files = {each: Path(f"{name}.{each}") for each in self.formats}
-        if self.resume and not self.force:
-            files = {
-                each: path
-                for each, path in files.items()
-                if not any(map(Path.is_file, _there(path)))
-            }
+        for each, path in [*files.items()]:
+            if self.resume and not self.force and any(map(Path.is_file, _there(path))):
+                del files[each]
         return files
 
     def check(self, name: str) -> bool:

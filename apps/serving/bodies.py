@@ -3,7 +3,7 @@
 import re
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ValidationError, model_validator
 from pydantic_core import from_json
 
 from speculative.common.errors import InputError
@@ -19,16 +19,15 @@ _SHAPES = {
 }
 
 
-class Object(BaseModel):
+class Object(BaseModel, strict=True, extra="forbid"):
     """An object of a request: a field that is null is not given, and one that is not declared is refused."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, fields: Any) -> Any:
-        items = fields.items() if isinstance(fields, dict) else ()
-        return {name: value for name, value in items if value is not None} if items else fields
+        if not isinstance(fields, dict):
+            return fields
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 def parse(body: bytes, kind: type[Kind]) -> Kind:

@@ -8,7 +8,6 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from langcodes import Language
-from pydantic import ConfigDict
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -45,15 +44,13 @@ Fields = Mapping[str, str]
 Sentence = tuple[str, list[int]]  # with single spaces, and its characters' indices in the text
 
 
-class _Part(Object):
-    model_config = ConfigDict(extra="ignore")
+class _Part(Object, extra="ignore"):
     text: str | None = None
     markup: str = ""
     interpretAs: str = ""
 
 
-class _Data(Object):
-    model_config = ConfigDict(extra="ignore")
+class _Data(Object, extra="ignore"):
     annotation: list[_Part]
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import anyio
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, Field
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from apps.serving.audio import Speech
@@ -77,8 +77,7 @@ class _Input(BaseModel):
     turn_detection: _Turns | None = _Turns()
 
 
-class _Session(BaseModel):
-    model_config = ConfigDict(extra="allow")
+class _Session(BaseModel, extra="allow"):
     audio: dict[str, dict[str, Any] | None] | None = None
     type: Literal["transcription"] = "transcription"
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import from_json
 
 from apps.serving.bodies import Object
@@ -51,15 +51,13 @@ def _parsed(function: Any) -> Any:
     return function
 
 
-class _ToolCall(Object):
-    model_config = ConfigDict(extra="allow")
+class _ToolCall(Object, extra="allow"):
     function: Annotated[dict[str, Any], BeforeValidator(_parsed)]
 
 
-class _ChatMessage(Object):
+class _ChatMessage(Object, extra="allow"):
     """A message. Its other fields are for the chat template."""
 
-    model_config = ConfigDict(extra="allow")
     role: str
     content: Annotated[str, BeforeValidator(_joined)] = ""
     tool_calls: list[_ToolCall] = Field(default=[])
@@ -143,10 +141,9 @@ class _Form(Object):
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
-class Fields(Object):
+class Fields(Object, extra="allow", allow_inf_nan=False):
     """The fields that completions and chats share; most options are in `model_extra`."""
 
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     model: str | None = None
     stream: bool = False
     stream_options: dict[Literal["include_usage", "include_obfuscation"], bool | None] = Field({})

@@ -4,7 +4,7 @@ import re
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -28,10 +28,9 @@ _UNUSED = ("chunking_strategy", "include", "user", "temperature_inc")
 _Format = Literal["json", "verbose_json", "text", "txt", "srt", "vtt", "tsv"]
 
 
-class SoundRequest(BaseModel):
+class SoundRequest(BaseModel, extra="forbid", arbitrary_types_allowed=True):
     """OpenAI's form. Its fields are OpenAI's and ours, besides OPTIONS."""
 
-    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
     detailed: ClassVar[str] = "verbose_json"  # the format with all that is known of segments
 
     given: dict[str, Any] = {}  # of OPTIONS, without the layout's
@@ -68,10 +67,9 @@ class SoundRequest(BaseModel):
         return pcm(data[: len(data) // 2 * 2])
 
 
-class Inference(SoundRequest):
+class Inference(SoundRequest, extra="ignore"):
     """The form of whisper.cpp's clients, whose server passes over fields that it does not know."""
 
-    model_config = ConfigDict(extra="ignore")
     model: Annotated[str | None, BeforeValidator(lambda name: None)] = None
 
 

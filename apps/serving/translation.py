@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from anyio import CapacityLimiter, Semaphore, from_thread, to_thread
 from langcodes import Language
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import ImmutableMultiDict, UploadFile
 from starlette.exceptions import HTTPException
@@ -51,10 +51,9 @@ Texts = Annotated[
 ]
 
 
-class Asked(Object):
+class Asked(Object, extra="ignore", arbitrary_types_allowed=True):
     """The fields of a request. Those that are not declared have no effect."""
 
-    model_config = ConfigDict(extra="ignore", arbitrary_types_allowed=True)
     file: UploadFile | None = None
     filename: str | None = None
 
