@@ -58,6 +58,7 @@ class Special:
                     return id
             raise InputError(f"the tokenizer has no <|{names[0]}|>: not a Whisper model's")
 
+        generation = {name: value for name, value in generation.items() if value is not None}
         start = token("startoftranscript")
         no_timestamps = token("notimestamps")
         tasks = {task: token(task) for task in TASKS}
@@ -71,14 +72,11 @@ class Special:
         if end is None:  # otherwise the tokenizer knows: a fine-tune's config may be wrong
             end = config.eos_token_ids[0]
         vocabulary = tokenizer.get_vocab()
-        forced = {id for _, id in generation.get("forced_decoder_ids") or ()}  # as of 2022
+        forced = {id for _, id in generation.get("forced_decoder_ids", ())}  # as of 2022
         own = [code for code, id in languages.items() if id in forced]
         several = generation.get("is_multilingual", bool(own) or _OF_GPT2 not in vocabulary)
-        own.insert(0, str(generation.get("language") or "").strip("<|>"))
+        own.insert(0, generation.get("language", "").strip("<|>"))
         own_tasks = [generation.get("task"), *(task for task, id in tasks.items() if id in forced)]
-        latest = generation.get("max_initial_timestamp_index")
-        if latest is None:
-            latest = _FIRST
         first = no_timestamps + 1
         named = {id for piece, id in vocabulary.items() if not _TIMESTAMP.fullmatch(piece)}
         after = min(first + config.max_source_positions + 1, config.vocab_size)
@@ -98,10 +96,10 @@ class Special:
             language=next(filter(None, own), None) if several else None,
             task=next((task for task in own_tasks if several and task in tasks), TASKS[0]),
             added=tuple(behind & named - hidden),
-            suppressed=(*(generation.get("suppress_tokens") or ()), *(behind - named)),
-            suppressed_first=tuple(generation.get("begin_suppress_tokens") or ()),
-            latest=latest,
-            alignment_heads=tuple((i, head) for i, head in generation.get("alignment_heads") or ()),
+            suppressed=(*generation.get("suppress_tokens", ()), *(behind - named)),
+            suppressed_first=tuple(generation.get("begin_suppress_tokens", ())),
+            latest=generation.get("max_initial_timestamp_index", _FIRST),
+            alignment_heads=tuple(map(tuple, generation.get("alignment_heads", ()))),
         )
 
     @property
