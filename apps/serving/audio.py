@@ -139,10 +139,9 @@ def _body(transcript: Transcript, task: str | None = None, verbose: bool = False
     usage = {"type": "duration", "seconds": round(transcript.duration, 2)}
     body: dict[str, Any] = {"text": transcript.text.strip(), "usage": usage}
     if verbose:
-        language = _language(transcript.language)
         segments = [segment.to_dict() for segment in transcript.segments]
-        about = {"task": task, "language": language, "duration": transcript.duration}
-        body |= about | {"segments": segments}
+        body |= {"task": task, "language": _language(transcript.language)}
+        body |= {"duration": transcript.duration, "segments": segments}
         if any(segment.words for segment in transcript.segments):
             body["words"] = [word for segment in segments for word in segment.pop("words")]
             for word in body["words"]:

@@ -158,14 +158,11 @@ class Transcriber:
         return Pipeline(self.model, self.tokenizer, special, options, leaves_rest)
 
     def transcribe(
-        self,
-        samples: np.ndarray,
-        options: TranscribeOptions | None = None,
-        on_window: OnWindow = lambda *_: None,
+        self, samples: np.ndarray, options: TranscribeOptions | None = None
     ) -> Transcript:
         """Transcribe one sound. Arguments: as for `task`."""
         options = options or TranscribeOptions()
-        return result_of(self.transcribe_all([self.task(samples, options, on_window)], options, 1))
+        return result_of(self.transcribe_all([self.task(samples, options)], options, 1))
 
     def transcribe_all(
         self,

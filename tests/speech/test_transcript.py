@@ -18,6 +18,7 @@ from apps.speech.pipeline import Pipeline
 from apps.speech.rules import Special
 from apps.speech.transcriber import Sound, Transcriber
 from speculative.models.whisper import Encoder
+from speculative.step.driver import result_of
 from speculative.step.row import Stats
 
 BINS = wm.SHAPE["num_mel_bins"]
@@ -137,7 +138,8 @@ def test_a_window_is_encoded_once(models, monkeypatch):
         encoded.clear()
         windows = []
         options = TranscribeOptions(temperature=0.6, best_of=2, num_draft=3, no_speech_probs=True)
-        transcriber.transcribe(sound(80, 3), options, lambda *heard: windows.append(heard))  # noqa: B023
+        task = transcriber.task(sound(80, 3), options, lambda *heard: windows.append(heard))  # noqa: B023
+        result_of(transcriber.transcribe_all([task], options, 1))
         counts = Counter()
         for each, count in encoded:
             counts[id(each)] += count
