@@ -30,11 +30,11 @@ class Timeline:
         """features: of each frame; chances: how probable speech is in it, if only that is transcribed; first: its number"""
         numbers = np.arange(len(features))
         loudness = features.max(axis=1, initial=-np.inf)
+        self._silence = loudness.min(initial=np.inf)
         if chances is not None:
             numbers = np.flatnonzero(with_speech(chances))
             loudness = np.where(chances >= PAUSE_CHANCE, loudness, -np.inf)
         self._loudness = loudness[numbers]
-        self._silence = features.max(axis=1, initial=-np.inf).min(initial=np.inf)
         self.frames = first + numbers  # each one's number in the sound
         self._cuts = np.flatnonzero(np.diff(self.frames) > 1) + 1  # behind silence that is left out
         self._last = 0.0  # the end of the last segment

@@ -52,10 +52,8 @@ class Sound:
         if pipeline.language is None and not options.vad:
             begin = self._clips[0][0]
             self._first_speech = begin + first_speech(samples[begin * HOP :])
-        self._reference: Reference | None = None
-        if options.reference:
-            about = pipeline.tokens, pipeline.special, pipeline.max_tokens
-            self._reference = Reference(options.reference, *about)
+        about = pipeline.tokens, pipeline.special, pipeline.max_tokens
+        self._reference = Reference(options.reference, *about)
 
     def steps(self) -> Task:
         pipeline = self._pipeline
@@ -74,8 +72,7 @@ class Sound:
                 for window in windows:
                     segments = pipeline.append(window, self._timeline)
                     rest = window.rest
-                    if self._reference:
-                        self._reference.follow([token for s in segments for token in s.tokens])
+                    self._reference.follow([token for s in segments for token in s.tokens])
                     seek += window.advance
                     self._on_window(segments, self._timeline.seconds(seek), pipeline.stats)
         return pipeline.transcript(self._duration)
@@ -90,9 +87,7 @@ class Sound:
             if batched and self._speech is not None and end - seek > size:
                 half = size // 2
                 size = half + last_pause(self._speech[seek + half : seek + size])
-            draft = rest
-            if self._reference:
-                draft = self._reference.draft(self._timeline.seconds(seek), rest)
+            draft = self._reference.draft(self._timeline.seconds(seek), rest)
             windows.append(pipeline.window(self._features[seek : seek + size], seek, draft))
             seek += size
         return windows
