@@ -3,13 +3,14 @@ a WebSocket that takes sound and answers with the words that have become final."
 
 import asyncio
 import secrets
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import anyio
 import numpy as np
-from pydantic import Base64Bytes, BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from apps.serving.audio import Speech
@@ -94,7 +95,7 @@ class _Session(BaseModel, extra="allow"):
 class _Event(BaseModel):
     type: str
     event_id: str | None = None
-    audio: Base64Bytes = b""
+    audio: str = ""
     session: _Session | None = None
 
 
@@ -244,7 +245,10 @@ class _Client:
 
     async def _append(self, event: _Event) -> None:
         """Add sound; after the most that the server takes, end the session."""
-        self._live.append(self._samples(event.audio))
+        try:
+            self._live.append(self._samples(b64decode(event.audio, validate=True)))
+        except ValueError as error:
+            raise InputError(f"audio is not in base64: {error}") from None
         try:
             check_length(self._live.seconds, self._speech.limits.seconds)
         except InputError as error:

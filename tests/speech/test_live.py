@@ -371,7 +371,7 @@ def test_mu_law_is_g711s():
 def test_what_is_wrong_is_told_and_too_much_ends_a_session(server):
     client_of = pytest.importorskip("websockets.sync.client")
     with session(server) as talk:
-        bad = {"type": "input_audio_buffer.append", "audio": "x"}
+        bad = {"type": "input_audio_buffer.append", "audio": "!!!!"}
         other = {"type": "session.update", "session": {"type": "realtime"}}
         for wrong in ("x", {}, {"type": "response.create"}, other, bad, COMMIT):
             assert talk(wrong, "error")[-1]["error"]["type"] == "invalid_request_error"

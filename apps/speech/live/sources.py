@@ -31,9 +31,8 @@ def listen(source: str, pieces: SimpleQueue[Piece], device: str | None = None) -
     `pcm`) or, as `hear`, from a microphone. Keep what is returned. InputError without one."""
     if source != "-":
         return hear(pieces, device)
-    thread = threading.Thread(target=_read_stdin, args=[pieces], daemon=True)
-    thread.start()
-    return thread
+    threading.Thread(target=_read_stdin, args=[pieces], daemon=True).start()
+    return None
 
 
 def _read_stdin(pieces: SimpleQueue[Piece]) -> None:
