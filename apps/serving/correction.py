@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from apps.documents.document import Document, Passage, Written
 from apps.documents.translator import Memories, Service, Translator
 from apps.serving.engine import Engine
-from apps.serving.translation import result_of, steps_of_document
+from apps.serving.translation import steps_of_document, translation_of
 from speculative.common.errors import InputError
 from speculative.text.memory import CLOSE
 
@@ -52,7 +52,7 @@ class Corrections:
         )
         passages = [Passage(each, ((0, 0),)) for each in sentences]
         document = Document(passages, lambda *_: Written(b""))
-        result = await result_of(steps_of_document(self.engine, translator, document))
+        result = await translation_of(steps_of_document(self.engine, translator, document))
         return [
             line.source if line.problems or _lost(line.source, line.text) else line.text
             for line in result.lines

@@ -213,7 +213,7 @@ class Translations:
 
         async def translated() -> bytes:
             async with self._places:
-                return (await result_of(steps)).data
+                return (await translation_of(steps)).data
 
         def expire(task: asyncio.Task) -> None:
             if not task.cancelled():
@@ -270,7 +270,7 @@ async def steps_of_document(engine: Engine, translator: Translator, document: Do
             yield step
 
 
-async def result_of(steps: Steps) -> Translation:
+async def translation_of(steps: Steps) -> Translation:
     async for step in steps:
         last = step
     assert isinstance(last, Translation)

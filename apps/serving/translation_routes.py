@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from apps.documents import FORMATS, html, plain
-from apps.serving.translation import Asked, Step, Texts, Translations, result_of, texts_of
+from apps.serving.translation import Asked, Step, Texts, Translations, texts_of, translation_of
 from apps.serving.transport import ERRORS, RowStep, event_of, failure_of, stream_of, while_there
 from speculative.common.errors import InputError
 from speculative.step.row import Row
@@ -76,13 +76,13 @@ class LibreTranslate:
         async with while_there(request):
             if asked.stream:
                 return await stream_of(request, steps, partial(_events, answer=answer))
-            texts = texts_of(await result_of(steps))
+            texts = texts_of(await translation_of(steps))
             if not asked.alternatives:
                 return answer(texts)
             others = [dict.fromkeys([text]) for text in texts]
             for seed in range(asked.alternatives if asked.format == "text" else 0):
                 sample, _ = await run_in_threadpool(start, seed=seed, temp=1.0, top_p=0.9)
-                for seen, text in zip(others, texts_of(await result_of(sample)), strict=True):
+                for seen, text in zip(others, texts_of(await translation_of(sample)), strict=True):
                     seen[text] = None
             return answer(texts, alternatives=[[*seen][1:] for seen in others])
 
@@ -207,7 +207,7 @@ class DeepL:
         start = partial(self.translations.start_texts, asked.text, parse)
         steps, sources = await run_in_threadpool(start, asked.source_lang, asked.target_lang)
         async with while_there(request):
-            texts = texts_of(await result_of(steps))
+            texts = texts_of(await translation_of(steps))
         self.characters += sum(map(len, asked.text))
         detected = [language.partition("-")[0].upper() for language, _ in sources]
         translations = [

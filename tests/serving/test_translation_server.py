@@ -25,7 +25,7 @@ from apps.documents.translator import Translation
 from apps.serving import translation
 from apps.serving.engine import Engine, Refused
 from apps.serving.gate import Gate, Limits
-from apps.serving.translation import Asked, Translations, result_of, texts_of
+from apps.serving.translation import Asked, Translations, texts_of, translation_of
 from decoder import Options
 from speculative.common.errors import InputError
 from speculative.text.language_detector import LanguageDetector
@@ -316,7 +316,7 @@ def test_each_text_is_from_its_own_language_or_where_that_is_not_sure_from_that_
 
     async def start(source: str) -> tuple[list[str], list[str]]:
         steps, sources = translations.start_texts(texts, parse_plain, source, "de")
-        return texts_of(await result_of(steps)), [language for language, _ in sources]
+        return texts_of(await translation_of(steps)), [language for language, _ in sources]
 
     new, sources = asyncio.run(start("auto"))
     assert sources == ["en", "fr", "en", "de", "en", "en"]
