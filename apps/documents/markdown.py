@@ -35,7 +35,7 @@ _TOKENS = {
     "link_open": r"\[|<",
     "link_close": rf"\]{_TARGET}|>",
 }
-_LABEL = regex.compile(r"(?P<square>\[(?:[^\[\]\\]|\\.|(?&square))*\])", regex.DOTALL)
+_BRACKETS = regex.compile(r"(?P<square>\[(?:[^\[\]\\]|\\.|(?&square))*\])", regex.DOTALL)
 _TITLE = re.compile(r'\s"([^"\\]+)"\s*\)\Z')
 _TAG = re.compile(r"<(/?)(\w+)[^>]*>")
 # The places of the document itself that its links lead to
@@ -108,7 +108,7 @@ def _words_in(token: Any, raw: str) -> Iterator[Span]:
     if token.type == "footnote_ref" and raw.startswith("^"):
         yield 2, len(raw) - 1
     if token.type == "image":
-        label = _LABEL.match(raw, 1)
+        label = _BRACKETS.match(raw, 1)
         if label and raw[label.end() :] not in ("", "[]"):
             yield 2, label.end() - 1
     title = _TITLE.search(raw) if token.type in ("image", "link_close") else None

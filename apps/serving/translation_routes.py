@@ -189,6 +189,7 @@ class DeepL:
             either("/document/{key}", self.status),
             either("/document/{key}/result", self.result),
             either("/languages", self.languages),
+            either("/glossary-language-pairs", self.glossaries),
             either("/usage", self.usage),
         ]
         return [Mount("/v2", routes=version_2), Mount("/v3", routes=version_3)]
@@ -233,6 +234,9 @@ class DeepL:
             | {"usable_as_source": code in known.sources, "usable_as_target": code in known.targets}
             for code, name in known.names.items()
         ]
+
+    async def glossaries(self, request: Request, asked: _DeepLRequest) -> Any:
+        return {"supported_languages": []}
 
     async def usage(self, request: Request, asked: _DeepLRequest) -> Any:
         return {"character_count": self.characters, "character_limit": 10**12}
