@@ -21,7 +21,9 @@ AllTargets = Sequence[Targets] | None  # of all passages
 Texts = Sequence[str | None]
 
 HIDDEN = re.compile(r"([\U000f0000-\U0010fffd])\1*")  # see `in_text`
-_LINE_BREAK = re.compile(rf"(?:{NEWLINE.pattern})\Z")
+# Around the words of a line, with Markdown's hard breaks, indents and quotes
+_LINE_BEGIN = re.compile(rf"\\?(?:{NEWLINE.pattern})[ \t>]*\Z")
+_LINE_END = re.compile(r"[ \t]*\\?(?:[\r\n]|\Z)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +183,8 @@ def edited(source: str, edits: Iterable[tuple[Span, str]]) -> str:
     end = 0
     for (start, stop), new in edits:
         before = source[end:start]
-        if not new and stop > start and source[stop : stop + 1] in ("", "\r", "\n"):
-            before = _LINE_BREAK.sub("", before)  # an empty line would end a cue
+        if not new and stop > start and _LINE_END.match(source, stop):
+            before = _LINE_BEGIN.sub("", before)  # an empty line would end a cue or a paragraph
         parts += [before, new]
         end = stop
     return "".join([*parts, source[end:]])

@@ -38,6 +38,7 @@ _TOKENS = {
 _BRACKETS = regex.compile(r"(?P<square>\[(?:[^\[\]\\]|\\.|(?&square))*\])", regex.DOTALL)
 _TITLE = re.compile(r'\s"([^"\\]+)"\s*\)\Z')
 _TAG = re.compile(r"<(/?)(\w+)[^>]*>")
+_CODE = re.compile(r"<(code|kbd|samp|tt|var)\b[^<>]*>[^<>`]*</\1\s*>")
 # The places of the document itself that its links lead to
 _LINKED = re.compile(r"""(?:\]\(<?|\]:[ \t]*<?|href=["']?)#([^\s)<>"']+)""")
 # A line that would begin something else than text
@@ -157,8 +158,20 @@ def _parser():
         parser.use(plugin)
     parser.use(dollarmath_plugin, allow_space=False, allow_digits=False, double_inline=True)
     parser.use(container_plugin, "any", validate=lambda *_: True)
+    parser.inline.ruler.before("html_inline", "html_code", _html_code)
     # Which leaves notes out that nothing refers to, and which hides how characters are escaped
     return parser.disable(["footnote_tail", "text_join"])
+
+
+def _html_code(state: Any, silent: bool) -> bool:
+    """A rule of markdown-it: code as an element is one token."""
+    match = _CODE.match(state.src, state.pos)
+    if not match:
+        return False
+    if not silent:
+        state.push("html_code", "", 0).content = match[0]
+    state.pos = match.end()
+    return True
 
 
 def _located(text: str, parser: Any, names: dict[str, Any]) -> list[tuple[Any, Span]]:
@@ -208,7 +221,7 @@ def _event(token: Any, start: int, stop: int, raw: str) -> Event:
     if tag and tag[2].lower() not in VOID:
         kind = {"": "open", "/": "close"}[tag[1]]
         return place._replace(kind=kind, name=tag[2], mark="look")
-    if token.type in ("code_inline", "math_inline", "math_inline_double"):
+    if token.type in ("code_inline", "html_code", "math_inline", "math_inline_double"):
         return place._replace(words=STAND_IN)
     if token.type in ("html_inline", "image", "footnote_ref"):
         return place

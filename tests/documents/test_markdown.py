@@ -13,6 +13,7 @@ DIALECTS = [
     ("old $a_1$ for $5\n\n$$\nit stays\n$$\n", ["old {1} for $5"]),
     ("$a$ is old 5\n", ["{1} is old 5"]),
     ("old.  \nTwo\\\nold\\\nThree\n", ["old.", "Two old", "Three"]),
+    ("old <kbd>Ctrl</kbd> <code>it stays</code> old\n", ["old {1} {2} old"]),
     ("A word\n: old\n\n- [x] old\n", ["A word", "old", "old"]),
     ('!!! note "old note"\n    old\n\n!!! Note\n    old\n', ["old note", "old", "old"]),
 ]  # fmt: skip
@@ -55,6 +56,14 @@ def test_alternative_texts_titles_and_boxes_heads_are_texts():
     assert new == BESIDE.replace("old", "new").replace("![new][]", "![old][]").replace(
         "[new]:", "[old]:"
     )
+
+
+@pytest.mark.parametrize("prefix", ["", "> ", "  "])
+@pytest.mark.parametrize("ending", ["  ", "\\"])
+def test_a_line_that_a_short_text_leaves_empty_goes(prefix, ending):
+    document = FORMATS[".md"](f"{prefix}a\n{prefix}b{ending}\n{prefix}Next\n".encode())
+    new = document.write(["Ja", "Eva"]).data.decode()
+    assert new == f"{prefix}Ja{ending}\n{prefix}Eva\n"
 
 
 NOTES = "> old^[one *red*\n> `x`], `^[stays]`\n\n| old^[two] |\n|--|\n"
