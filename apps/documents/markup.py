@@ -28,6 +28,7 @@ _ONCE = re.compile(  # names in tags and of controls, notes and bookmarks
     r"""\s(?:xml:)?(?:id|name)\s*=\s*(?:"[^"]*"|'[^']*'|[^\s<>]+)(?=[^<>]*>)"""
     r"|<[\w.-]+:(?:id|(?:footnote|endnote|annotation|comment|bookmark)\w+)\b[^<>]*>"
 )
+_EMPTY = re.compile(r"<(\w+)></\1>")  # shows nothing, as one does whose words are elsewhere
 
 
 @dataclass(frozen=True)
@@ -165,8 +166,8 @@ def _kept(source: str, paragraph: Paragraph) -> Mapping[str, Event]:
         kind = "anchor"
         if mark.kind == "break" and shown:
             kind = "text"
-        if mark.kind in ("anchor", "break"):
-            raw = source[slice(*mark.source_span)].strip()
+        raw = source[slice(*mark.source_span)].strip()
+        if mark.kind in ("anchor", "break") and not _EMPTY.fullmatch(raw):
             kept[raw] = Event(kind, 0, 0, shown, mark=mark.kind.removeprefix("anchor"))
             if shown:
                 kept[_repeatable(raw)] = kept[raw]
