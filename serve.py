@@ -116,7 +116,10 @@ def refuse(args, names: Iterable[str], why: str) -> None:
 def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host.strip("[]"), port), family=family, backlog=1024)
+        listener = socket.create_server((host.strip("[]"), port), family=family, backlog=1024)
+        # For its connections, too: otherwise a body waits 40 ms for the client to acknowledge the head.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except (OSError, OverflowError, UnicodeError, TypeError) as error:
         reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
         message = f"cannot listen on port {port} of {host}: {reason} (see --port, --host)"

@@ -382,3 +382,10 @@ def test_what_the_model_cannot_do_is_refused_at_the_start(demo_folders, monkeypa
     with pytest.raises(InputError, match="target_lang: no language 'Klingon'"):
         serve.text_decoder(models.Models.of(args), serve.options_of(args))
     assert capsys.readouterr().err == "ignored from generation_config.json: num_beams=4\n"
+
+
+def test_what_is_written_is_sent_at_once():
+    with serve.listen("127.0.0.1", 0) as listener:
+        address = listener.getsockname()
+        with socket.create_connection(address), listener.accept()[0] as connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
