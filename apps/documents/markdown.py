@@ -23,6 +23,7 @@ from apps.documents.tags import VOID
 _FRONT = re.compile(
     r"\A\ufeff?(---|\+\+\+)[ \t]*\r?\n.*?^(?:\1|\.\.\.)[ \t]*$", re.DOTALL | re.MULTILINE
 )
+_SQUARE = r"(?P<square>\[(?:[^\[\]\\]|\\.|(?&square))*\])"
 _TARGET = r"(?:(?P<round>\((?:[^()\\]|\\.|(?&round))*\))|\[[^\]]*\])?"  # of a link or an image
 # How a token looks in the source, if its markup does not say it
 _TOKENS = {
@@ -31,12 +32,13 @@ _TOKENS = {
     "math_inline_double": r"(\$+).*?(?<!\\)\1",
     "footnote_ref": r"\[\^[^\]]+\]|\^(?P<note>\[(?:[^\[\]\\]|\\.|(?&note))*\])",
     "softbreak": r"\n",
-    "image": rf"!(?P<square>\[(?:[^\[\]\\]|\\.|(?&square))*\]){_TARGET}",
+    "image": rf"!{_SQUARE}{_TARGET}",
     "link_open": r"\[|<",
     "link_close": rf"\]{_TARGET}|>",
 }
-_BRACKETS = regex.compile(r"(?P<square>\[(?:[^\[\]\\]|\\.|(?&square))*\])", regex.DOTALL)
+_BRACKETS = regex.compile(_SQUARE, regex.DOTALL)
 _TITLE = re.compile(r'\s"([^"\\]+)"\s*\)\Z')
+_HIDES = re.compile(r"\^\[|!\[|\]\(")  # what a document with inline notes, pictures or titles has
 _TAG = re.compile(r"<(/?)(\w+)[^>]*>")
 _CODE = re.compile(r"<(code|kbd|samp|tt|var)\b[^<>]*>[^<>`]*</\1\s*>")
 # The places of the document itself that its links lead to
@@ -93,7 +95,7 @@ def parse(data: bytes, bilingual: bool = False, anchors: Collection[str] = ()) -
                 yield replace(paragraph, raw=anchor + paragraph.raw, ends=(anchor, ""))
 
     hidden = list[Passage]()
-    for whole, _ in _passages(source, parser, names):
+    for whole, _ in _passages(source, parser, names) if _HIDES.search(source) else ():
         for token, (start, stop) in _located(whole.text, parser, names):
             for low, high in _words_in(token, whole.text[start:stop]):
                 part = _part(source, whole, start + low, start + high)
