@@ -48,7 +48,6 @@ class Config(BaseConfig):
     shared_embedding: bool = True  # by encoder and decoder
 
     max_positions: ClassVar[int | None] = None  # positions are relative
-    added: ClassVar = {"shared_embedding": True}
 
 
 @functools.cache

@@ -24,7 +24,7 @@ def trained_draft(folder: Path, model: Any) -> Any:
         raise InputError(f"{folder} is something else: choose another folder")
     if WEIGHTS not in names:
         return None
-    return distilled.Distilled(folder, config).for_target(model)
+    return distilled.Distilled(folder).for_target(model)
 
 
 def save(

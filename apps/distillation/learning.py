@@ -50,7 +50,7 @@ class Learner(contract.Learner):
         self._name = name
         self._folder = folder
         self._serves = serves
-        # The folder has no texts on which a draft model could be measured: an older version made it, or a server
+        # The folder has no texts on which a draft model could be measured: a server made it
         self._is_older = trained is not None and not (trained.held_out or serves)
         self._is_apart = False  # better for this run than the one in the folder, and worse for the texts of that one
         self._texts = KeptTexts()

@@ -27,7 +27,6 @@ class BaseConfig:
     eos_token_ids: tuple[int, ...]
 
     max_prompt_tokens: ClassVar[int | None] = None  # the longest prompt; None: no limit
-    added: ClassVar[Mapping[str, Any]] = {}  # fields that older conversions lack, as they were then
 
     def __post_init__(self):
         for field in fields(self):
@@ -55,7 +54,6 @@ class BaseConfig:
     @classmethod
     def from_dict(cls: type[_Self], values: Mapping) -> _Self:
         """From the config.json of a converted folder; other keys are ignored."""
-        values = {**cls.added, **values}
         missing = [f.name for f in fields(cls) if f.name not in values]
         if missing:
             raise InputError(f"config.json has no {', '.join(missing)}: convert the model again")

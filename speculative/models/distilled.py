@@ -4,7 +4,7 @@ A layer reads a token and the target's last state before it, as EAGLE's does (Li
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from hashlib import sha256
 from pathlib import Path
@@ -40,19 +40,19 @@ def target_states(outputs: Sequence[mx.array], head_input: mx.array) -> mx.array
 
 
 class Mix(nn.Linear):
-    """What states before tokens add to the first layer's input: the target's, [B, T, STATES D], of which old ones read the
-    last, or a draft model's own, [B, T, D], with a weight behind theirs."""
+    """What states before tokens add to the first layer's input: the target's, [B, T, STATES D], or a draft model's own,
+    [B, T, D], with a weight behind theirs."""
 
     def __call__(self, previous: mx.array) -> mx.array:
         D = len(self.weight)
+        weight = self.weight[:, :-D]
         if previous.shape[-1] == D:
-            return previous @ self.weight[:, -D:].T
-        given = max(D, self.weight.shape[-1] - D)
-        return previous[..., -given:] @ self.weight[:, :given].T
+            weight = self.weight[:, -D:]
+        return previous @ weight.T
 
 
-def skeleton(target: Any, layers: Sequence[int], states: int = STATES + 1) -> Any:
-    """A draft model with decoder layers such as these, its own weights unset. states: how many `mix` reads, its own too"""
+def skeleton(target: Any, layers: Sequence[int]) -> Any:
+    """A draft model with decoder layers such as these, its own weights unset."""
     draft: Any = copy(target)
     kind: Any = type(target)
     decoder = draft.decoder = kind(target.config).decoder.only(layers)  # nothing is computed yet
@@ -60,7 +60,7 @@ def skeleton(target: Any, layers: Sequence[int], states: int = STATES + 1) -> An
         if hasattr(part, "as_linear"):  # a table of tokens or positions
             decoder[name] = part
     width = len(decoder.layers[0].attention.out.weight)
-    decoder.mix = Mix(states * width, width, bias=False)
+    decoder.mix = Mix((STATES + 1) * width, width, bias=False)
     # By name, because `narrowed` puts another module in a table's place
     draft.own = [name for name, part in decoder.items() if part is not target.decoder.get(name)]
     draft.layers = list(layers)
@@ -146,41 +146,38 @@ def save(
 class Distilled(Model):
     """A draft model as its folder has it, without the target's parts. `for_target` makes it one to decode with."""
 
-    def __init__(self, path: Path, config: Mapping):
-        """The draft model in a folder that `save` has written. config: its config.json, which counts in older folders.
-        InputError if it is damaged."""
+    def __init__(self, path: Path):
+        """The draft model in a folder that `save` has written. InputError if it is damaged."""
         try:
             with open(path / WEIGHTS, "rb") as file:
                 if ZipFile(file).testzip():
                     raise ValueError("a checksum differs")
                 file.seek(0)
                 arrays = dict(np.load(file))
-            if "config" in arrays:
-                config = json.loads(arrays.pop("config").tobytes())
+            config = json.loads(arrays.pop("config").tobytes())
             self.layers = [int(layer) for layer in config["layers"]]
             self.deepest = max(self.layers)
             self.held_out: tuple[HeldOut, ...] = tuple(
                 (arrays.pop(f"prompt.{i}"), arrays.pop(f"tokens.{i}").tolist(), prefix)
-                for i, prefix in enumerate(config.get("prefixes", ()))
+                for i, prefix in enumerate(config["prefixes"])
             )
             self.weights = {name: to_mlx(array) for name, array in arrays.items()}
+            self.draft_of: str = config["draft_of"]
+            self.vocabulary: str = config["vocabulary"]
+            self.origin = str(config["origin"] or "")
+            self.accuracy: float = config["accuracy"]
         except Exception as error:  # damage raises many kinds
             fault = "damaged, or not a draft model made from its target"
             raise InputError(f"{path}: {fault}: {error!r}") from None
         self.name = path.name
-        self.draft_of: str = config.get("draft_of", "another model")
-        self.vocabulary: str = config.get("vocabulary", "")  # "": not known, in older folders
-        self.origin = str(config.get("origin") or "")
-        self.accuracy: float = config.get("accuracy", 0.0)
         mx.eval(self.weights)  # what is lazy can only be computed by the thread that made it
 
     def for_target(self, target: Any) -> Any:
         """With the encoder, embedding and head of a target; a note if it is another than it was made from."""
-        fits = isinstance(target, EncoderDecoder) and self.vocabulary in ("", vocabulary(target))
+        fits = isinstance(target, EncoderDecoder) and self.vocabulary == vocabulary(target)
         fits = fits and self.deepest < len(target.decoder.layers)
         if fits:
-            rows, columns = self.weights.get("mix.weight", mx.zeros((1, 1))).shape
-            draft = skeleton(target, self.layers, columns // rows)
+            draft = skeleton(target, self.layers)
             shapes = {name: weight.shape for name, weight in own_weights(draft).items()}
             fits = shapes == {name: weight.shape for name, weight in self.weights.items()}
         if not fits:

@@ -58,7 +58,7 @@ def load(
     if config.get("model_type") == DISTILLED:
         from speculative.models import distilled
 
-        draft: Any = ranks.together(lambda: distilled.Distilled(path, config))
+        draft: Any = ranks.together(lambda: distilled.Distilled(path))
         return draft, draft.text  # its target has the tokenizer
     model = ranks.together(lambda: _load_converted(str(name), path, config, ranks, split))
     return model, model.text.tokenizer

@@ -46,7 +46,6 @@ class Config(BaseConfig):
     tied_head: bool = True
 
     norm_first: ClassVar = True
-    added: ClassVar = {"tied_head": True}
 
     @property
     def frames(self) -> int:
