@@ -9,6 +9,7 @@ from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
 
 from apps.documents.language import LanguageChange
+from apps.documents.prose import STAND_IN
 from apps.documents.sentences import between
 from speculative.common.errors import InputError
 from speculative.text.cues import NEWLINE, line_spans
@@ -21,6 +22,7 @@ AllTargets = Sequence[Targets] | None  # of all passages
 Texts = Sequence[str | None]
 
 HIDDEN = re.compile(r"([\U000f0000-\U0010fffd])\1*")  # see `in_text`
+_GLUE = "\0"  # for the space in stand-ins, which are not cut
 # Around the words of a line, with Markdown's hard breaks, indents and quotes
 _LINE_BEGIN = re.compile(rf"\\?(?:{NEWLINE.pattern})[ \t>]*\Z")
 _LINE_END = re.compile(r"[ \t]*\\?(?:[\r\n]|\Z)")
@@ -243,7 +245,7 @@ def _fit_below(fit: Fit, newline: str, source: str, passage: Passage, *given: An
 
 def spread(text: str, lengths: Sequence[int]) -> list[str]:
     """The text cut between words or clusters, each part about as long as its share; empty ones come last."""
-    words = UNIT.findall(text)
+    words = UNIT.findall(STAND_IN.sub(lambda match: match[0].replace(" ", _GLUE), text))
     starts = accumulate(map(len, words), initial=0)
     middles = [start + len(word.rstrip()) / 2 for start, word in zip(starts, words, strict=False)]
     total = sum(lengths)
@@ -253,4 +255,5 @@ def spread(text: str, lengths: Sequence[int]) -> list[str]:
         max_cut = len(words) - (len(lengths) - number)  # leaves a word for each other part
         cuts.append(max(cuts[-1] + 1, min(cut, max_cut)))
     cuts[-1] = len(words)
-    return ["".join(words[first:after]).strip() for first, after in pairwise(cuts)]
+    parts = ("".join(words[first:after]).strip() for first, after in pairwise(cuts))
+    return [part.replace(_GLUE, " ") for part in parts]

@@ -2,7 +2,7 @@
 
 import regex
 
-from apps.documents.document import Span
+from speculative.text.cues import Span
 
 # -, *, ☐, —, >>; [ ] and [x]; a), (1), iv)
 _SIGN = r"(?:[\p{S}\p{Po}\p{Pd}](?<![\"'¿¡])\ufe0f?)+"

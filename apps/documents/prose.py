@@ -18,14 +18,14 @@ _ADDRESS = (
 _ROMAN = r"(?i:(?=[ivx]|l[ivx])(?:xc|xl|l?x{0,3})(?:ix|iv|v?i{0,3}))(?!\w)"
 _LETTER = rf"[\w--[{UNSPACED_CHARACTERS}]]"  # of words that have spaces between them
 _JOINED = rf"[\w@#$%\\\|=\~\^/.:+*\&\-<>--[{UNSPACED_CHARACTERS}]]"
-_BEGINS = rf"(?<!{_JOINED})"
+_BEGINS = rf"(?<![{_JOINED}--[*_~=]])"  # also behind a mark
 _BRACES = r"\{[^{}]*\}"
 for _ in range(2):  # within each other
     _BRACES = _BRACES.replace(r"[^{}]*", rf"(?:[^{{}}]|{_BRACES})*+")
 # What joins letters and digits into a name, a value or a path
 _SIGNS = "|".join(
     (
-        rf"(?<!\w)@{_LETTER}|\w@\w\w|[#^]{_LETTER}|{_LETTER}(?:\^|=(?!=))|(?:\\|(?<!=)=){_LETTER}|(?<!\p{{L}})\$\p{{L}}|(?<!\d\s?|%)%\p{{L}}|%\w{{1,40}}%",
+        rf"(?<!\w)@{_LETTER}|(?<!\w)\*\.\p{{Ll}}|\w@\w\w|[#^]{_LETTER}|{_LETTER}(?:\^|=(?!=))|(?:\\|(?<!=)=){_LETTER}|(?<!\p{{L}})\$\p{{L}}|(?<!\d\s?|%)%\p{{L}}|%\w{{1,40}}%",
         r"[^\W_]_++(?!in(?:nen)?\b)[^\W_]",  # not German's Leser_innen
         r"\p{L}~\p{L}|~\w{1,20}~|\w(?:\||::|\*\*|==|[<>]|\+)\w|\+\+\w|\w\+\+",
         rf"(?<![^\s\"'(\[])(?:~|\.\.?)?/[\w.]|\p{{L}}{{3}}/(?!{_JOINED})|/[\w/-]{{1,99}}\.\p{{Ll}}",
@@ -45,11 +45,12 @@ _STAND_INS = (
     r"\\\p{L}+\*?(?:\[[^\[\]]*\]|\{[^{}]*\})*(?!/)|\\(?!\w)\S?",
     # Code, with its role or as a reference: :ref:`x`, `x`_
     r"(?::[\w\-.+:]{1,40}:)?(?:``(?:[^`]|`(?!`))+``|`(?!\s)[^`]+(?<!\s)`)(?::[\w-]+:|__?(?!\w))?",
-    # References: [[x]], [@x], [^1], [1], [X9X], [xii], |x|, :x:, (x)=, .. x::
-    r"!?\[\[[^\[\]]*\]\]|\[(?=[^\[\]]*?(?<!\w)@\w)[^\[\]]*\]|\[\^[^\[\]\s]+\]|\[/\w+\]|\[\w+=[^\[\]]+\]",
+    # References: [[x]], [@x], (@x), [^1], [x]_, [1], [X9X], [xii], |x|, :x:, (x)=, x::, .. x::
+    r"!?\[\[[^\[\]]*\]\]|\[(?=[^\[\]]*?(?<!\w)@\w)[^\[\]]*\]|\(@[\w.:-]*\)|\[\^[^\[\]\s]+\]|\[[^\[\]\s]+\]__?(?!\w)",
+    r"\[/\w+\]|\[\w+=[^\[\]]+\]|\[[\w -]+::[^\[\]]*\]|(?<!\w)[\w-]+::(?=\s+\S)|\$\[[^\[\]\s]*\]",
     r"\[(?P<tag>\w+)\](?=[^\[\]]*\[/(?P=tag)\])",
     rf"\[(?:\d[\d\s,;–-]*|[A-Z]*\d+[A-Z]*|{_ROMAN})\]|\|(?=[^|\s])[^|\n]*(?<!\s)\|_{{0,2}}",  # noqa: RUF001
-    r"(?<![\w:]):(?=[\w+-]*\p{L})[\w+-]+:(?![\w:])|\([\w-]+\)=(?!\S)|\.\.\s[\w:-]+::",
+    r"(?<![\w:])(?::(?=[\w+-]*\p{L})[\w+-]+:)+(?!:)|\([\w-]+\)=(?!\S)|\.\.\s[\w:-]+::",
     # Names, values, paths, calls, switches
     r"(?<![^\s(\[])--[a-z][\w-]*+(?:=\S+)?|(?<!\w)__\w+?__(?!\w)",
     rf"{_BEGINS}{_LETTER}(?:{_LETTER}|[.:])*+(?:\(\)|(?=\([^\s()])(?:{_ARGUMENTS}))",
@@ -66,19 +67,23 @@ _ORDERED = regex.compile(
     r"</?\w|\A(?:[*_~=&\t:]+|!?\[)\Z|\A(?:[*_~=]+|\])|[*_~=]+\Z|%(?![\d(<%])|\{\}|\[/?\w+[=\]]"
 )
 _TOUCHED = regex.compile(f"(?V1){_LETTER}")
-_BEGIN = regex.compile(rf"\A(?:(?:{_PICTURE}|[♪♫]|[(\[]?{_ROMAN}[.)\]](?=\s))\s*)+")
+_BEGIN = regex.compile(
+    rf"\A(?:(?:{_PICTURE}|[♪♫]|[(\[]?{_ROMAN}[.)\]](?=\s)|\(@[\w.:-]*\)(?=\s))\s*)+"
+)
 _END = regex.compile(rf"(?r)(?:\s*(?:{_PICTURE}|[♪♫]))+\Z")
 _ALONE = regex.compile(
     rf"(?V1)[\W\d_]*(?:(?:[\p{{L}}--[{UNSPACED_CHARACTERS}]]|{_ROMAN})[)\]]?\.?\s*)?"
 )
 # What dialects of markup have: not code, names or marks, which are in prose, too
 _DIALECT = re.compile(r"[$%#@!]?\{|!?\[[\[@^]|[:\\(]|%%|\.\.")
-_FIELD = regex.compile(r":[\w-]+:\s+\S+|\[_?\p{Lu}{2,}_?\]|(?:</?\p{L}[^<>]*>\s*)+")
+_FIELD = regex.compile(
+    r":[\w-]+:\s+\S+|\*\[[^\[\]]+\]:\s.*|\[_?\p{Lu}{2,}_?\]|(?:</?\p{L}[^<>]*>\s*)+"
+)
 FORMS = ("{{{}}}", "X{}")  # of stand-ins; the second one, if a translation lacks some
 
 
 def edges(text: str) -> tuple[str, str, str]:
-    """A text without the pictures at its edges and its Roman number, between what stands before and after it."""
+    """A text without the pictures at its edges, its Roman number or its label, between what stands before and after it."""
     rest = _BEGIN.sub("", text)
     middle = _END.sub("", rest)
     return text[: len(text) - len(rest)], middle, rest[len(middle) :]
@@ -90,7 +95,7 @@ def translatable(text: str) -> bool:
 
 
 def is_syntax(line: str) -> bool:
-    """Whether a line of markup has fewer words than pieces of a dialect, or is `:name: value`, `[TOC]` or tags."""
+    """Whether a line of markup has fewer words than pieces of a dialect, or is `:name: value`, `*[X]: x`, `[TOC]` or tags."""
     pieces = [match for match in STAND_IN.finditer(line) if _DIALECT.match(match[0])]
     words = regex.findall(r"\w*\p{L}\w*", STAND_IN.sub(" ", line))
     return len(pieces) > len(words) or _FIELD.fullmatch(line) is not None
@@ -102,7 +107,8 @@ def any_of(names: Iterable[str]) -> re.Pattern[str]:
 
 
 def changed(source: str, text: str) -> list[str]:
-    """The stand-ins that one of the two has more often than the other."""
+    """The stand-ins that one of the two has more often than the other, in however many lines."""
+    source, text = (re.sub(r"\s*\n\s*", " ", each) for each in (source, text))
     known = any_of({match[0] for match in STAND_IN.finditer(source)})
 
     def found(text: str) -> Counter[str]:

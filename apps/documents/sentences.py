@@ -6,6 +6,7 @@ from itertools import accumulate, groupby, pairwise
 import regex
 import sentencex
 
+from apps.documents.line_marks import LIST_MARKS
 from speculative.text.lines import UNIT, columns
 from speculative.text.scripts import SENTENCE_ENDED, UNSPACED_CHARACTERS
 
@@ -20,6 +21,8 @@ _LINE_ENDED = regex.compile(rf"{SENTENCE_ENDED.pattern}|[:：]\s*$")  # noqa: RU
 _MARKED_ENDED = regex.compile(r"(?r)[\p{STerm}:]\W*$")  # whatever marks stand behind it
 BEGINS_LOWER = regex.compile(r"""[\p{Ps}\p{Pi}"'.…\s]*\p{Ll}""")
 _BEGINS_SENTENCE = regex.compile(r"""[\s\p{Ps}\p{Pi}"'*•\-–\d.)]*[\p{Lu}\p{Lt}\p{Lo}\p{N}]""")  # noqa: RUF001
+# Of a list; other dashes may be within a sentence
+_ITEM = regex.compile(rf"\s*(?![–—]\s+\p{{Ll}})(?:{LIST_MARKS.pattern}|\p{{N}}{{1,3}}\.\s)")  # noqa: RUF001
 _GOES_ON = regex.compile(
     rf"{BEGINS_LOWER.pattern}|\s*[\p{{Pd}}」』]|(?<=[」』])\p{{Hiragana}}|\s*$"
 )
@@ -58,7 +61,13 @@ def runs_on(before: str, after: str) -> bool:
 
 
 def paragraphs(lines: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Lines by paragraph: an evenly wrapped block; or a sentence's first line and those, in lower case, not more indented."""
+    """Lines by paragraph: an item of a list; an evenly wrapped block; or a sentence's first line and those, in lower case, not
+    more indented."""
+    items = _items(lines)
+    if len(items) > 1:
+        for first, after in pairwise([*items, len(lines)]):
+            yield from paragraphs(lines[first:after])
+        return
     if _wrapped(lines):
         yield lines
         return
@@ -68,6 +77,14 @@ def paragraphs(lines: Sequence[str]) -> Iterator[Sequence[str]]:
             yield lines[first:i]
             first = i
     yield lines[first:]
+
+
+def _items(lines: Sequence[str]) -> list[int]:
+    """The lines with which items of a list begin, if that is what the first one does."""
+    items = [i for i, line in enumerate(lines) if _ITEM.match(line)]
+    if len(items) < len(lines):  # some may begin with what stands within a sentence
+        items = [i for i in items if _BEGINS_SENTENCE.match(lines[i])]
+    return items if items[:1] == [0] else []
 
 
 def _goes_on(first: str, before: str, line: str) -> bool:

@@ -125,6 +125,14 @@ def test_sentences_end_where_their_lines_do(stub):
     assert '"THE KING SEES\\n"\n"THE HOUSE.\\n"\n"\\n"\n"- AN X\\n"' in data
 
 
+@pytest.mark.parametrize("ending", [".md", ".txt"])
+def test_what_is_kept_may_be_wrapped_in_the_source(stub, ending):
+    source = "The old king [@king84,\np. 3] sees the {{< house\nx >}} now.\n"
+    data, problems = stub(lambda text: text.upper(), source, ending)
+    assert " ".join(data.split()) == "THE OLD KING [@king84, p. 3] SEES THE {{< house x >}} NOW."
+    assert not problems and data.count("\n") == 3
+
+
 def test_pictures_are_copied_or_named(stub):
     data, _ = stub(lambda text: text.upper(), "♪ la la 😀👍🏽\n", ".txt")
     assert data == "♪ LA LA 😀👍🏽\n"
