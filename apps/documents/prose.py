@@ -4,7 +4,6 @@ stand-in, which a translation must have again."""
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import regex
 
@@ -79,6 +78,8 @@ _DIALECT = re.compile(r"[$%#@!]?\{|!?\[[\[@^]|[:\\(]|%%|\.\.")
 _FIELD = regex.compile(
     r":[\w-]+:\s+\S+|\*\[[^\[\]]+\]:\s.*|\[_?\p{Lu}{2,}_?\]|(?:</?\p{L}[^<>]*>\s*)+"
 )
+_HOLE = "\ufffc"  # "object replacement character"
+_HOLES = re.compile(f"{_HOLE}+")
 FORMS = ("{{{}}}", "X{}")  # of stand-ins; the second one, if a translation lacks some
 
 
@@ -106,13 +107,26 @@ def any_of(names: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)")
 
 
+def _covered(text: str) -> str:
+    """The text with holes for the characters of its stand-ins, and of what is one only beside another."""
+    before = ""
+    while text != before:
+        before = text
+        text = STAND_IN.sub(lambda match: _HOLE * len(match[0]), text)
+    return text
+
+
+def _stand_ins(text: str) -> list[str]:
+    return [text[slice(*match.span())] for match in _HOLES.finditer(_covered(text))]
+
+
 def changed(source: str, text: str) -> list[str]:
     """The stand-ins that one of the two has more often than the other, in however many lines."""
     source, text = (re.sub(r"\s*\n\s*", " ", each) for each in (source, text))
-    known = any_of({match[0] for match in STAND_IN.finditer(source)})
+    known = any_of(_stand_ins(source))
 
     def found(text: str) -> Counter[str]:
-        others = (match[0] for match in STAND_IN.finditer(known.sub("\ufffc", text)))
+        others = filter(lambda each: each.strip(_HOLE), _stand_ins(known.sub(_HOLE, text)))
         return Counter([*known.findall(text), *others])
 
     wanted = found(source)
@@ -123,8 +137,10 @@ def changed(source: str, text: str) -> list[str]:
 def masked(text: str, form: str = FORMS[0]) -> tuple[str, Callable[[str], str | None]]:
     """The text with names of this form for stand-ins, and a function that puts them back; None: a text does not have each
     once, or not in the order or beside the words that they must have."""
-    kept = {form.format(i): match for i, match in enumerate(STAND_IN.finditer(text), 1)}
-    ordered = [name for name, match in kept.items() if _ORDERED.search(match[0])]
+    covered = _covered(text)
+    kept = {form.format(i): match for i, match in enumerate(_HOLES.finditer(covered), 1)}
+    values = {name: text[slice(*match.span())] for name, match in kept.items()}
+    ordered = [name for name, value in values.items() if _ORDERED.search(value)]
     tokens = any_of(kept)
     names = iter(kept)
 
@@ -135,18 +151,18 @@ def masked(text: str, form: str = FORMS[0]) -> tuple[str, Callable[[str], str | 
             return None
         if any(_is_torn(kept[name], found[name]) for name in ordered):
             return None
-        return tokens.sub(lambda match: kept[match[0]][0], new)
+        return tokens.sub(lambda match: values[match[0]], new)
 
-    return STAND_IN.sub(lambda _: next(names), text), restored
+    return _HOLES.sub(lambda _: next(names), covered), restored
 
 
-def _is_torn(source: regex.Match, new: re.Match[str]) -> bool:
+def _is_torn(source: re.Match[str], new: re.Match[str]) -> bool:
     """Whether a mark touched a word in the source and does not any more."""
     sides = zip(_beside(source), _beside(new), strict=True)
     return any(_TOUCHED.match(was) and not now.strip() for was, now in sides)
 
 
-def _beside(match: Any) -> tuple[str, str]:
+def _beside(match: re.Match[str]) -> tuple[str, str]:
     """The characters before and behind a match."""
     start, end = match.span()
     return match.string[start - 1 : start], match.string[end : end + 1]

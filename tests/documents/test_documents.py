@@ -234,7 +234,10 @@ def test_both_languages_in_one_file():
         ("* A dog, which\n  barks.\n* A cat", 2),
         ("- Where before silver another, mountain\n- another where while evening heavy\n- Old", 3),
         ("1. Where before silver another, mountain\n   river\n2. Another where while evening", 2),
-        ("The old king - it was he who came in - saw\n- and this was new - all of his dogs at the", 1),
+        (
+            "The old king - it was he who came in - saw\n- and this was new - all of his dogs at the",
+            1,
+        ),
         ("Usage\n  a dog\n  a cat", 3),
         ('{\n"version": 1,\n"loggers": false', 3),
         ("@old\ndef a_view(request):", 2),

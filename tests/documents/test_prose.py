@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from apps.documents import FORMATS
-from apps.documents.prose import FORMS, STAND_IN, edges, masked, translatable
+from apps.documents.prose import FORMS, STAND_IN, changed, edges, masked, translatable
 
 PROSE = """\
 Dear Ms. O'Brien-Smith, the $1,250.50 (incl. 19% VAT) of 12/03/2024 is due; call 9:30 a.m.-5 p.m. and/or send an e-mail, he/she said.
@@ -61,6 +61,19 @@ def test_what_has_no_words_is_not_translated(text):
 def test_stand_ins_come_back_once_in_their_order_and_at_their_words(form, text, new, written):
     _, restored = masked(text, form)
     assert restored(re.sub(r"\{(\d)\}", form.format(r"\1"), new)) == written
+
+
+PIECES = st.sampled_from([*SYNTAX, "the", "King", "(house)", "**", "_", ".", "a.b", "'s", "5%"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(PIECES, st.sampled_from(["", " "])), unique_by=lambda each: each[0]))
+def test_all_that_a_translation_must_have_again_is_hidden_from_the_model(pieces):
+    """Whatever stands beside it, and whatever becomes of the words."""
+    text = "".join(map("".join, pieces))
+    plain, restored = masked(text)
+    new = restored(re.sub(r"[A-Za-z]", "ж", plain))
+    assert new is not None and changed(text, new) == []
 
 
 MARKS = ["**{}  \n{}**", "*{}\\\n{}*", "[{}  \n{}](u)", "**{}**", "`{}`", "[{}][]", "{}", "{}  \n{}", "\\*{}\\*", "$x$", "[[{}]]", "_{}_", "<b>{}</b>"]  # fmt: skip
