@@ -66,7 +66,7 @@ def test_stand_ins_come_back_once_in_their_order_and_at_their_words(form, text, 
 PIECES = st.sampled_from([*SYNTAX, "the", "King", "(house)", "**", "_", ".", "a.b", "'s", "5%"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(PIECES, st.sampled_from(["", " "])), unique_by=lambda each: each[0]))
 def test_all_that_a_translation_must_have_again_is_hidden_from_the_model(pieces):
     """Whatever stands beside it, and whatever becomes of the words."""
