@@ -128,9 +128,6 @@ def _mark_of(code: str) -> str:
     return _PROSE.get(name, "")
 
 
-_Parts = Iterator["Event | _Parts"]  # of a paragraph
-
-
 class _PartReader:
     """Reads the paragraphs of a part. The names of Word's own namespace, which is the root's, are without it."""
 
@@ -158,29 +155,18 @@ class _PartReader:
         return self.paragraphs
 
     def _read_paragraphs(self, element: Element) -> None:
-        waiting = [element]
-        while waiting:
-            each = waiting.pop()
-            if each.name == "p":
-                self._read_paragraph(each)
-            elif self._has(each, "p"):
-                waiting += reversed(each.children)
+        for child in element.children:
+            if child.name == "p":
+                self._read_paragraph(child)
+            elif self._has(child, "p"):
+                self._read_paragraphs(child)
 
     def _read_paragraph(self, element: Element) -> None:
         if _is_code(element):
             return
         for field in self.fields:  # the rest of those that began in another paragraph
             field.place = Event("anchor", element.inner, element.inner)
-        here = list[Event]()
-        waiting = [self._read_all(element.children)]  # readers, each of what is in the one before
-        while waiting:
-            part = next(waiting[-1], None)
-            if part is None:
-                waiting.pop()
-            elif isinstance(part, Event):
-                here.append(part)
-            else:
-                waiting.append(part)
+        here = [*self._read_all(element.children)]
         paragraphs = [*paragraphs_of(self.source, here)]
         if len(paragraphs) > 1 and any(each.name == "tab" for each in here):
             self.tabbed |= {each.spans for each in paragraphs}
@@ -195,7 +181,7 @@ class _PartReader:
     def _is_shown(self) -> bool:
         return all(field.is_prose for field in self.fields)
 
-    def _read_all(self, elements: Sequence[Element]) -> _Parts:
+    def _read_all(self, elements: Sequence[Element]) -> Iterator[Event]:
         for is_code, group in groupby(elements, lambda each: each.name == "r" and _is_code(each)):
             some = [*group]
             if is_code and self._is_shown():
@@ -203,11 +189,11 @@ class _PartReader:
                 continue
             for element in some:
                 if element.name == "r":
-                    yield self._read_run(element)
+                    yield from self._read_run(element)
                 elif not _PROPERTIES.fullmatch(element.name):
-                    yield self._read(element, Event("anchor", element.start, element.stop))
+                    yield from self._read(element, Event("anchor", element.start, element.stop))
 
-    def _read_run(self, element: Element) -> _Parts:
+    def _read_run(self, element: Element) -> Iterator[Event]:
         """Read a run, as if each thing in it had one of its own."""
         parts = [child for child in element.children if child.name != "rPr"]
         head = self.source[element.start : element.inner]
@@ -223,16 +209,18 @@ class _PartReader:
                 place = place._replace(start=element.start, before=None)
             if part is parts[-1]:
                 place = place._replace(stop=element.stop, after=None)
-            yield self._read(part, place, run)
+            yield from self._read(part, place, run)
 
-    def _read(self, element: Element, place: Event, run: Run | None = None) -> _Parts:
+    def _read(
+        self, element: Element, place: Event, run: Run | None = None
+    ) -> Iterator[Event]:
         """Read what is in a run or a paragraph. place: its own, with its run if it is the only thing there"""
         name = element.name
         edge = _RANGE.fullmatch(name)
         if name in ("fldChar", "instrText"):
-            yield self._read_field(element, place)
+            yield from self._read_field(element, place)
         elif not self._is_shown():
-            yield self._read_all(element.children)
+            yield from self._read_all(element.children)
         elif edge:
             kind = {"Start": "open", "End": "close"}[edge[2]]
             of = f"{edge[1]} {attribute(element, 'id')}"
@@ -247,7 +235,7 @@ class _PartReader:
         elif name == "sdt" and any(p.name.endswith(" checkbox") for p in _properties(element)):
             yield place._replace(words=STAND_IN)
         elif not run and self._mark(element):
-            yield self._read_element(element)
+            yield from self._read_element(element)
         elif name == "fldSimple" and self._has(element, "t"):
             yield place._replace(words=STAND_IN)
         elif name != "softHyphen":
@@ -269,15 +257,15 @@ class _PartReader:
         raw = "".join(self.source[each.inner : each.end] for each in texts)
         return place._replace(kind="text", words=unescape(raw), run=run)
 
-    def _read_element(self, element: Element) -> _Parts:
+    def _read_element(self, element: Element) -> Iterator[Event]:
         properties = [each for each in element.children if _PROPERTIES.fullmatch(each.name)]
         begin = max([element.inner, *(each.stop for each in properties)])
         name = element.name
         yield Event("open", element.start, begin, name=name, mark=self._mark(element))
-        yield self._read_all(element.children)
+        yield from self._read_all(element.children)
         yield Event("close", element.end, element.stop, name=name)
 
-    def _read_field(self, element: Element, place: Event) -> _Parts:
+    def _read_field(self, element: Element, place: Event) -> Iterator[Event]:
         """Read a field's begin, its code, where its result begins, or its end."""
         kind = attribute(element, "fldCharType")
         if kind == "begin":

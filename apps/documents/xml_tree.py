@@ -25,11 +25,9 @@ class Element:
 
     def iter(self) -> Iterator["Element"]:
         """It and all in it, in the source's order."""
-        waiting = [self]
-        while waiting:
-            element = waiting.pop()
-            yield element
-            waiting += reversed(element.children)
+        yield self
+        for child in self.children:
+            yield from child.iter()
 
 
 def xml_tree(source: str) -> Element:
