@@ -37,6 +37,10 @@ class Passage:
     breaks: tuple[int, ...] = ()  # where lines begin in the text; line feeds in a translation
     cues: tuple[int, ...] = ()  # the number of the cue that each span is in, for subtitles
 
+    def meaning(self, stand_in: str) -> str:
+        """What a stand-in such as {1} stands for, as far as words say it."""
+        return stand_in
+
 
 @dataclass(frozen=True)
 class Written:

@@ -18,6 +18,7 @@ MAX_MARKS = 400  # of a paragraph; with more, it is written without them
 _NUMBER = regex.compile(r"(?=.*[\p{N}\p{S}*†‡§¶])\P{L}*", regex.DOTALL)  # or a sign
 _RAISED = re.compile(r'su[bp]\Z|.*"(?:sub|super)script"', re.DOTALL)  # an element's name, a look
 _BEGINNING = regex.compile(r"\P{L}*+(?!\p{Ll})\p{L}")  # of a sentence
+_UNIT = regex.compile(r"(?<!\p{L})(?:\p{L}|(?<=\p{N}\s?)\p{L}{2,3})$")  # m2, 5 km2, x2
 _NEAR = 40  # characters: longer texts are no numbers
 
 
@@ -119,13 +120,14 @@ def _with_numbers(events: Sequence[Event]) -> Sequence[Event]:
 
 
 def _is_apart(shown: str, start: int, stop: int, is_raised: bool) -> bool:
-    """Whether there is a number that is raised, as in m2, or ends a word, or stands before a sentence; H2O is a word."""
+    """Whether there is a number that is raised or ends a word, or stands before a sentence; H2O and m2 are words."""
     if stop - start > _NEAR or not _NUMBER.fullmatch(shown, start, stop):
         return False
     before = shown[max(start - _NEAR, 0) : start]
     behind = shown[stop : stop + _NEAR]
     has_spaces = not is_unspaced(before[-1:])
-    if has_spaces and before[-1:].isalpha() and behind[:1].isalpha():
+    is_in_word = before[-1:].isalpha() and behind[:1].isalpha()
+    if has_spaces and (is_in_word or (is_raised and _UNIT.search(before))):
         return False
     if is_raised or (has_spaces and before[-1:].isalnum()):
         return True

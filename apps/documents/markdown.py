@@ -18,7 +18,7 @@ from apps.documents.markup import Markup, in_markup
 from apps.documents.paragraph import Paragraph
 from apps.documents.prose import is_syntax
 from apps.documents.sentences import runs_on
-from apps.documents.tags import VOID
+from apps.documents.tags import MARKS, VOID
 
 _FRONT = re.compile(
     r"\A\ufeff?(---|\+\+\+)[ \t]*\r?\n.*?^(?:\1|\.\.\.)[ \t]*$", re.DOTALL | re.MULTILINE
@@ -37,9 +37,10 @@ _TOKENS = {
     "link_close": rf"\]{_TARGET}|>",
 }
 _BRACKETS = regex.compile(_SQUARE, regex.DOTALL)
-_TITLE = re.compile(r'\s"([^"\\]+)"\s*\)\Z')
-_HIDES = re.compile(r"\^\[|!\[|\]\(")  # what a document with inline notes, pictures or titles has
-_TAG = re.compile(r"<(/?)(\w+)[^>]*>")
+_TITLE = re.compile(r'\s"([^"\\\n]+)"\s*\)?\s*\Z')  # of a link, or what its name leads to
+_HIDES = re.compile(r"\^\[|!\[|\][(:]")  # what a document with inline notes, pictures or titles has
+# A tag around words
+_TAG = re.compile(rf"<(/?)(?!(?i:{'|'.join(VOID)})\b)(\w+)[^>]*(?<!/)>")
 _CODE = re.compile(r"<(code|kbd|samp|tt|var)\b[^<>]*>[^<>`]*</\1\s*>")
 # The places of the document itself that its links lead to
 _LINKED = re.compile(r"""(?:\]\(<?|\]:[ \t]*<?|href=["']?)#([^\s)<>"']+)""")
@@ -101,8 +102,14 @@ def parse(data: bytes, bilingual: bool = False, anchors: Collection[str] = ()) -
                 part = _part(source, whole, start + low, start + high)
                 is_title = whole.text[start + low - 1] == '"'
                 hidden += [part] if is_title else _paragraphs(part, parser, names)
+    begins = _line_begins(source)
+    for target in names.get("references", {}).values():
+        first, after = target["map"]
+        title = _TITLE.search(source, begins[first], begins[after])
+        if title:
+            hidden.append(passage(source, [title.span(1)]))
     below = "<br/>{}".format if bilingual else None
-    markup = Markup(str, partial(_events, parser, names), _fit, _escaped, below, in_head)
+    markup = Markup(_escaped, partial(_events, parser, names), _fit, below=below, relabel=in_head)
     return in_markup(data, find, markup, hidden=hidden)
 
 
@@ -202,9 +209,9 @@ def _paragraphs(passage: Passage, parser: Any, names: dict[str, Any]) -> Iterato
     at = 0
     for token, (start, stop) in _located(text, parser, names):
         event = _event(token, start, stop, text[start:stop])
-        if event.mark == "link" and event.kind == "open":
+        if token.type == "link_open":
             opened.append(stop)
-        elif event.mark == "link" and event.kind == "close":
+        elif token.type == "link_close":
             label = text[opened.pop() : start]
             if text[start:stop] in ("]", "][]"):  # the words are the label, and are translated
                 event = event._replace(raw=f"][{label}]")
@@ -220,9 +227,9 @@ def _event(token: Any, start: int, stop: int, raw: str) -> Event:
     name, _, edge = token.type.rpartition("_")
     place = Event("anchor", start, stop)
     tag = _TAG.match(raw) if token.type == "html_inline" else None
-    if tag and tag[2].lower() not in VOID:
+    if tag:
         kind = {"": "open", "/": "close"}[tag[1]]
-        return place._replace(kind=kind, name=tag[2], mark="look")
+        return place._replace(kind=kind, name=tag[2], mark=MARKS.get(tag[2].lower(), "element"))
     if token.type in ("code_inline", "html_code", "math_inline", "math_inline_double"):
         return place._replace(words=STAND_IN)
     if token.type in ("html_inline", "image", "footnote_ref"):
@@ -234,7 +241,7 @@ def _event(token: Any, start: int, stop: int, raw: str) -> Event:
 
 def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[tuple[Passage, str]]:
     """The texts, each with the type of the token that it is in."""
-    begins = [0, *(match.end() for match in re.finditer(r"\r\n?|\n", source)), len(source)]
+    begins = _line_begins(source)
     end = 0  # of the last span: a table's cells share a line
     parent = ""
     for token in parser.parse(_shown(source), names):
@@ -276,6 +283,11 @@ def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[tuple
         if len(" ".join(each.text for each in texts).split()) > has_syntax:  # more than a word
             for whole in texts:
                 yield from ((each, parent) for each in _cut(source, whole, broken, parser, names))
+
+
+def _line_begins(source: str) -> list[int]:
+    """Where lines begin, and the end."""
+    return [0, *(match.end() for match in re.finditer(r"\r\n?|\n", source)), len(source)]
 
 
 def _line(token: Any, begins: Sequence[int]) -> Span:

@@ -208,7 +208,8 @@ class Translator:
             flat = _flat(passage.text), _flat(text)
             problems = [*self._problems(*flat)]
             if missing:
-                problems.append(f"not translated: check {' '.join(missing)}")
+                named = map(passage.meaning, missing)
+                problems.append(f"not translated: check {' '.join(named)}")
             problems += self._lost_terms(of_passage, aligned)
             sources = [edges(_flat(piece))[1] for piece, _ in of_passage]
             if not self.cut.isdisjoint(sources):
@@ -367,8 +368,9 @@ class Translator:
         return [*lost]
 
     def _terms_in(self, text: str) -> Iterator[Any]:
-        """The matches of a text's terms; of those that begin together the longest."""
-        matches = self._term_pattern.finditer(text.replace("\n", " "), overlapped=True)
+        """The matches of a text's terms outside of stand-ins; of those that begin together the longest."""
+        prose = STAND_IN.sub(lambda match: "\ufffc" * len(match[0]), text.replace("\n", " "))
+        matches = self._term_pattern.finditer(prose, overlapped=True)
         return (match for match in matches if match[0])
 
 

@@ -55,6 +55,7 @@ _READ = {"alt", "descr", "title"}
 _CORE = "docProps/core.xml"  # the document's properties; some of them are no text
 _CORE_STAYS = "cp:contentStatus cp:lastModifiedBy cp:lastPrinted cp:revision cp:version dc:creator dc:identifier dc:language dcterms:created dcterms:modified"
 _ALT_CHUNK = re.compile(rb"<[\w.-]+:altChunk\b")
+_BOUND = re.compile(rb"<[\w.-]+:dataBinding\b(?![^>]*coreProperties)")
 _CHART = re.compile(r"word/(?:charts/chart|diagrams/data)\d*\.xml")
 
 
@@ -133,7 +134,8 @@ class _PartReader:
 
     def __init__(self, source: str):
         self.source = source
-        root = xml_tree(source).children[0]
+        self.tree = xml_tree(source)
+        (root,) = self.tree.children
         self.prefix = "".join(re.findall(r"\A<([\w.-]+:)", source[root.start : root.inner]))
         namespace = f"{root.name.rpartition(' ')[0]} "
         self.begins = defaultdict[str, list[int]](list)  # of elements, by their names
@@ -143,7 +145,6 @@ class _PartReader:
             self.begins[element.name].append(element.start)
             if element.name.rpartition(" ")[2] in ("docPr", "shape"):
                 self.attributes += attributes_in(source, (element.start, element.inner), _READ)
-        self.root = root
         self.paragraphs = list[Paragraph]()
         self.tabbed = set[tuple[Span, ...]]()  # those in lines with tabs
         self.fields = list[_Field]()
@@ -151,7 +152,7 @@ class _PartReader:
     def paragraphs_in(self, source: str) -> list[Paragraph]:
         """The paragraphs. source: with other attributes in the same places"""
         self.source = source
-        self._read_paragraphs(self.root)
+        self._read_paragraphs(self.tree)
         return self.paragraphs
 
     def _read_paragraphs(self, element: Element) -> None:
@@ -211,9 +212,7 @@ class _PartReader:
                 place = place._replace(stop=element.stop, after=None)
             yield from self._read(part, place, run)
 
-    def _read(
-        self, element: Element, place: Event, run: Run | None = None
-    ) -> Iterator[Event]:
+    def _read(self, element: Element, place: Event, run: Run | None = None) -> Iterator[Event]:
         """Read what is in a run or a paragraph. place: its own, with its run if it is the only thing there"""
         name = element.name
         edge = _RANGE.fullmatch(name)
@@ -312,5 +311,7 @@ def _untranslated(files: Mapping[str, bytes]) -> list[str]:
     """Notes of what stays in a file beside its text."""
     charts = sum(_CHART.fullmatch(name) is not None for name in files)
     embedded = sum(len(_ALT_CHUNK.findall(data)) for data in files.values())
+    bound = sum(len(_BOUND.findall(data)) for data in files.values())
     counts = {"charts and diagrams": charts, "embedded documents": embedded}
+    counts["data that controls are bound to, whose text Word shows instead"] = bound
     return [f"not translated: {kind} ({count})" for kind, count in counts.items() if count]

@@ -41,8 +41,10 @@ Yes.
 Yes.
 ```
 
-[old]: x.png
+[old]: x.png "An old title"
 [b]: y.png
+
+    [c]: z.png "it stays"
 """
 
 
@@ -50,7 +52,7 @@ def test_alternative_texts_titles_and_boxes_heads_are_texts():
     document = FORMATS[".md"](BESIDE.encode())
     texts = [passage.text for passage in document.passages]
     assert document.write(texts).data.decode() == BESIDE
-    titles = {"The old house", "The old door", "The old king", "An old one"}
+    titles = {"The old house", "The old door", "The old king", "An old one", "An old title"}
     assert {text for text in texts if "old" in text} == titles | {"old king", "old {1}"}
     new = document.write([text.replace("old", "new") for text in texts]).data.decode()
     assert new == BESIDE.replace("old", "new").replace("![new][]", "![old][]").replace(

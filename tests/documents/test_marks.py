@@ -149,14 +149,16 @@ def test_the_parts_of_a_docx_are_those_that_it_lists():
 
 
 def test_a_control_shows_the_translation_of_what_it_is_bound_to():
-    body = '<w:dataBinding w:xpath="/a:coreProperties/b:title"/><w:altChunk r:id="x"/>'
+    body = '<w:dataBinding w:xpath="/a:coreProperties/b:title"/><w:altChunk r:id="x"/><w:dataBinding w:xpath="/x"/>'
     old = "<a><dc:title>A &amp; d</dc:title><dc:creator>Ann</dc:creator></a>"
     with zipfile.ZipFile(data := io.BytesIO(docx(body)), "a") as archive:
         archive.writestr("docProps/core.xml", old)
     document = FORMATS[".docx"](data.getvalue())
     new = zipfile.ZipFile(io.BytesIO(document.write(["Ä <"]).data)).read("docProps/core.xml")
     assert new.decode() == old.replace("A &amp; d", "Ä &lt;")
-    assert document.notes == ["not translated: embedded documents (1)"]
+    bound = "data that controls are bound to, whose text Word shows instead"
+    kinds = ("embedded documents", bound)
+    assert document.notes == [f"not translated: {kind} (1)" for kind in kinds]
 
 
 PAGES = [
@@ -170,7 +172,9 @@ PAGES = [
     ('<p translate=no>no</p><p>a <i class="x notranslate">b</i> c', ["a {1} c"], None, '<p translate=no>no</p><p>A <i class="x notranslate">b</i> C'),
     ("<b>Ann</b> sees", ["Ann sees"], "Es sieht Ann", "Es sieht <b>Ann</b>"),
     ("<code>a</code> <i>b</i> <code>c</code>", ["{1} b {2}"], "{2} b {1}", "<code>c</code> <i>b</i> <code>a</code>"),
-    ("5 m<sup>2</sup> big", ["5 m big"], "5 m groß", "5 m<sup>2</sup> groß"),
+    ("5 m<sup>2</sup> big", ["5 m2 big"], "Groß: 5 m2", "Groß: 5 m<sup>2</sup>"),
+    ("An m<sup>2</sup> x, Ann<sup>3</sup> y", ["An m2 x, Ann y"], "Z Ann x m2", "Z Ann<sup>3</sup> x m<sup>2</sup>"),
+    ("<m:math><m:mi>x</m:mi></m:math> is big", ["{1} is big"], None, "<m:math><m:mi>x</m:mi></m:math> IS BIG"),
     ("<ruby>漢<rp>(</rp><rt>かん</rt><rp>)</rp></ruby>です", ["漢です"], "So", "So"),
     ("<li>one<li>a &lt; b<!-- <p>no -->c", ["one", "a < bc"], None, "<li>ONE<li>A &lt; B<!-- <p>no -->C"),
     ("<a title='a > \"b\"'>it</a><link title=x>", ["it", 'a > "b"'], None, "<a title='A &gt; &quot;B&quot;'>IT</a><link title=x>"),
@@ -227,6 +231,7 @@ KEPT = [  # what is written is a document again, with all that its source has
     (".html", "<p>See <a href=x>http://x.org</a> now</p>", "<p>SEE <a href=x>http://x.org</a> NOW</p>"),
     (".docx", f"[See ]{HYPERLINK.format('[a@x.org]')}[ now.]", f"[SEE ]{HYPERLINK.format('[a@x.org]')}[ NOW.]"),
     (".md", "**注意：** king\n", "**注意：** KING\n"),  # noqa: RUF001
+    (".md", "See ![a](x) **the <a href=u>king</a>** <Q /> `x` {{< y >}} and <https://x.y/z_a>.\n", "SEE ![A](x) **THE <a href=u>KING</a>** <Q /> `x` {{< y >}} AND <https://x.y/z_a>.\n"),
     (".md", "[Read more ![icon](x.png)](y)\n", "[READ MORE ![ICON](x.png)](y)\n"),
     (".html", '<a href="#">\n Read <b>more </b><i class="a"></i> <i></i></a><i></i>', '<a href="#">\n READ <b>MORE</b> <i class="a"></i> <i></i></a><i></i>'),
     (".html", "<img><a> Name </a><img>", "<img><a> NAME </a><img>"),
@@ -392,7 +397,7 @@ def test_marks_go_with_their_sentence_then_with_the_same_words_then_to_the_same_
     assert target_of("a king, old", "ein alter König, ja", (6, 6)) == ((15, 15), False)
     assert target_of("A", "Ein", (0, 1)) == ((0, 3), True)
     assert target_of("An", "Ein", (0, 1)) == ((0, 1), True)
-    assert targets_of(pairs, [(11, 11), (12, 12)], {}) == [((15, 15), False), ((16, 16), False)]
+    assert targets_of(pairs, [(11, 11), (12, 12)], {}) == [((15, 15), True), ((16, 16), False)]
 
 
 PIECES = "Ann |sees |<b>|</b>|<a href=x>|</a>|<br>|<p>|<img>|\n|<code>x</code>".split("|")
@@ -426,6 +431,7 @@ MOVED = [
     (".srt", CUE.format("<i>the red</i> house"), CUE.format("<i>la maison rouge</i>")),
     (".docx", "[the ][<w:b/>:red][ ][<w:i/>:house]", "[la ][<w:i/>:maison][ ][<w:b/>:rouge]"),
     (".docx", f"[the ]{HYPERLINK.format(f'[{U}:red]')}{NOTE}[ house]", f"[la maison ]{HYPERLINK.format(f'[{U}:rouge]')}{NOTE}"),
+    (".md", "the red <a href=x>house</a>\n", "la <a href=x>maison</a> rouge\n"),
     (".docx", f"[the ]{COMMENT.format('[<w:b/>:red]')}[ ]{field(LINK, '[house]')}", f"[la ]{field(LINK, '[maison]')}[ ]{COMMENT.format('[<w:b/>:rouge]')}"),
 ]  # fmt: skip
 
