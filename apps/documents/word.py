@@ -2,8 +2,6 @@
 bound to. All else stays as it is."""
 
 import re
-from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -41,12 +39,13 @@ _FROM_RIGHT = re.compile(r"<[\w.-]+:(?:bidi|rtl|bidiVisual)\b[^>]*>")
 _UNSEEN = re.compile(  # in a look
     r"<(?:[\w.-]+:)?(?:lang|noProof)\b[^>]*>|<(?:[\w.-]+:)?rPrChange\b.*", re.DOTALL
 )
-_WRAPPERS = set("hyperlink ins moveTo smartTag customXml sdt sdtContent dir bdo".split())
-_MARKS = {"hyperlink": "link", "ins": "change", "moveTo": "change"}
-_STAYS = {"del": "", "moveFrom": "", "oMath": STAND_IN, "oMathPara": STAND_IN}
-_SHOWN = {"noBreakHyphen": "-", "br": " ", "cr": " ", "tab": " "}
-_RANGE = re.compile(r"((?:comment|bookmark)\w*?)(Start|End)")
-_PROPERTIES = re.compile(r"(?:p|r|sdt|smartTag|customXml)\w*Pr")  # of the element that they are in
+# Elements, all in lower case
+_WRAPPERS = set("hyperlink ins moveto smarttag customxml sdt sdtcontent dir bdo".split())
+_MARKS = {"hyperlink": "link", "ins": "change", "moveto": "change"}
+_STAYS = {"del": "", "movefrom": "", "omath": STAND_IN, "omathpara": STAND_IN}
+_SHOWN = {"nobreakhyphen": "-", "br": " ", "cr": " ", "tab": " "}
+_RANGE = re.compile(r"((?:comment|bookmark)\w*?)(start|end)")
+_PROPERTIES = re.compile(r"(?:p|r|sdt|smarttag|customxml)\w*pr")  # of the element that they are in
 _PROSE = {"HYPERLINK": "link", "TOC": "range", "FORMTEXT": "range"}  # fields that are translated
 _CODE = re.compile(  # styles
     r"(?i)(?:source|html)?[ -]?code(?:char|block)?|verbatim(?:char)?|(?:html)?preformatted(?:text)?"
@@ -130,20 +129,17 @@ def _mark_of(code: str) -> str:
 
 
 class _PartReader:
-    """Reads the paragraphs of a part. The names of Word's own namespace, which is the root's, are without it."""
+    """Reads the paragraphs of a part. The names of Word's own namespace, which is the root's, are without its prefix."""
 
     def __init__(self, source: str):
         self.source = source
         self.tree = xml_tree(source)
         (root,) = self.tree.children
         self.prefix = "".join(re.findall(r"\A<([\w.-]+:)", source[root.start : root.inner]))
-        namespace = f"{root.name.rpartition(' ')[0]} "
-        self.begins = defaultdict[str, list[int]](list)  # of elements, by their names
         self.attributes = list[Passage]()  # that describe pictures
         for element in root.iter():
-            element.name = element.name.removeprefix(namespace)
-            self.begins[element.name].append(element.start)
-            if element.name.rpartition(" ")[2] in ("docPr", "shape"):
+            element.name = element.name.removeprefix(self.prefix.lower())
+            if element.name.rpartition(":")[2] in ("docpr", "shape"):
                 self.attributes += attributes_in(source, (element.start, element.inner), _READ)
         self.paragraphs = list[Paragraph]()
         self.tabbed = set[tuple[Span, ...]]()  # those in lines with tabs
@@ -159,7 +155,7 @@ class _PartReader:
         for child in element.children:
             if child.name == "p":
                 self._read_paragraph(child)
-            elif self._has(child, "p"):
+            elif child.has("p"):
                 self._read_paragraphs(child)
 
     def _read_paragraph(self, element: Element) -> None:
@@ -172,12 +168,6 @@ class _PartReader:
         if len(paragraphs) > 1 and any(each.name == "tab" for each in here):
             self.tabbed |= {each.spans for each in paragraphs}
         self.paragraphs += paragraphs
-
-    def _has(self, element: Element, name: str) -> bool:
-        """Whether an element has one of this name in it."""
-        begins = self.begins[name]
-        number = bisect_right(begins, element.start)
-        return number < len(begins) and begins[number] < element.stop
 
     def _is_shown(self) -> bool:
         return all(field.is_prose for field in self.fields)
@@ -196,7 +186,7 @@ class _PartReader:
 
     def _read_run(self, element: Element) -> Iterator[Event]:
         """Read a run, as if each thing in it had one of its own."""
-        parts = [child for child in element.children if child.name != "rPr"]
+        parts = [child for child in element.children if child.name != "rpr"]
         head = self.source[element.start : element.inner]
         look = ""
         if parts != element.children:
@@ -216,42 +206,42 @@ class _PartReader:
         """Read what is in a run or a paragraph. place: its own, with its run if it is the only thing there"""
         name = element.name
         edge = _RANGE.fullmatch(name)
-        if name in ("fldChar", "instrText"):
+        if name in ("fldchar", "instrtext"):
             yield from self._read_field(element, place)
         elif not self._is_shown():
             yield from self._read_all(element.children)
         elif edge:
-            kind = {"Start": "open", "End": "close"}[edge[2]]
-            of = f"{edge[1]} {attribute(element, 'id')}"
+            kind = {"start": "open", "end": "close"}[edge[2]]
+            of = f"{edge[1]} {element.attribute('id')}"
             yield place._replace(kind=kind, name=of, mark="range")
         elif name in ("t", "ruby"):
             yield self._text(element, place, run)
         elif name in _SHOWN:
             yield place._replace(kind="break", words=_SHOWN[name], name=name)
-        elif self._has(element, "p") and name not in _WRAPPERS:
+        elif element.has("p") and name not in _WRAPPERS:
             yield place._replace(kind="hole")
             self._read_paragraphs(element)
-        elif name == "sdt" and any(p.name.endswith(" checkbox") for p in _properties(element)):
+        elif name == "sdt" and any(p.name.endswith(":checkbox") for p in _properties(element)):
             yield place._replace(words=STAND_IN)
         elif not run and self._mark(element):
             yield from self._read_element(element)
-        elif name == "fldSimple" and self._has(element, "t"):
+        elif name == "fldsimple" and element.has("t"):
             yield place._replace(words=STAND_IN)
-        elif name != "softHyphen":
-            yield place._replace(words=_STAYS.get(name.rpartition(" ")[2], ""))
+        elif name != "softhyphen":
+            yield place._replace(words=_STAYS.get(name.rpartition(":")[2], ""))
 
     def _mark(self, element: Element) -> str:
         """The kind of mark of an element whose words are the paragraph's; none for others."""
-        if element.name == "fldSimple":
-            return _mark_of(attribute(element, "instr"))
-        is_around = element.name in _WRAPPERS or self._has(element, "r")
-        if not is_around or element.name.rpartition(" ")[2] in _STAYS:
+        if element.name == "fldsimple":
+            return _mark_of(element.attribute("instr"))
+        is_around = element.name in _WRAPPERS or element.has("r")
+        if not is_around or element.name.rpartition(":")[2] in _STAYS:
             return ""
         return _MARKS.get(element.name, "element")
 
     def _text(self, element: Element, place: Event, run: Run | None) -> Event:
         """A text, without the reading of its signs."""
-        base = [each for each in element.iter() if each.name == "rubyBase"] or [element]
+        base = [each for each in element.iter() if each.name == "rubybase"] or [element]
         texts = [each for each in base[0].iter() if each.name == "t"]
         raw = "".join(self.source[each.inner : each.end] for each in texts)
         return place._replace(kind="text", words=unescape(raw), run=run)
@@ -266,14 +256,14 @@ class _PartReader:
 
     def _read_field(self, element: Element, place: Event) -> Iterator[Event]:
         """Read a field's begin, its code, where its result begins, or its end."""
-        kind = attribute(element, "fldCharType")
+        kind = element.attribute("fldchartype")
         if kind == "begin":
             self.fields.append(_Field(place))
         if not self.fields:
             return
         field = self.fields[-1]
         field.has_result = field.has_result or kind == "separate"
-        if element.name == "instrText":
+        if element.name == "instrtext":
             field.code += self.source[element.inner : element.end]
         elif kind == "end":
             self.fields.pop()
@@ -295,16 +285,10 @@ def _properties(element: Element) -> list[Element]:
 
 def _is_code(element: Element) -> bool:
     """Whether the style of a paragraph, or of a run that is no field's edge, is one of code."""
-    if any(child.name == "fldChar" for child in element.children):
+    if any(child.name == "fldchar" for child in element.children):
         return False
-    names = ("pStyle", "rStyle")
-    styles = [each.attributes for each in _properties(element) if each.name in names]
-    return any(_CODE.fullmatch(value) for style in styles for value in style.values())
-
-
-def attribute(element: Element, name: str) -> str:
-    """An attribute of this name, in whatever namespace; empty if there is none."""
-    return next((v for key, v in element.attributes.items() if key.split(" ")[-1] == name), "")
+    styles = [each for each in _properties(element) if each.name in ("pstyle", "rstyle")]
+    return any(_CODE.fullmatch(style.attribute("val")) for style in styles)
 
 
 def _untranslated(files: Mapping[str, bytes]) -> list[str]:
