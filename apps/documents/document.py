@@ -70,9 +70,7 @@ Parse = Callable[[bytes], Document]
 
 
 class Fitted(NamedTuple):
-    """The texts for the spans of a passage."""
-
-    parts: Sequence[str]
+    parts: Sequence[str]  # for a passage's spans
     plain: Sequence[str] = ()
     problems: Sequence[str] = ()
 

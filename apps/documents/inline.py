@@ -220,7 +220,6 @@ class _Builder:
         return edges[0][0], edges[-1][1]
 
     def _lines(self, breaks: Sequence[int]) -> Iterator[int]:
-        """The places in the text where lines begin."""
         starts = [event.start for event in self._events]
         for cut in breaks:
             number = bisect_right(starts, cut) - 1
@@ -251,8 +250,9 @@ class _Builder:
             numbers, some = zip(*group, strict=True)
             start = self._places[numbers[0]]
             stop = self._places[numbers[-1] + 1]
-            usual = [plain, *(m.run for m in marks if m.span[0] <= start and stop <= m.span[1])]
-            if self._text[start:stop].strip() and all(run.look != look for run in usual if run):
+            around = [m.run for m in marks if m.span[0] <= start and stop <= m.span[1]]
+            usual = next(filter(None, reversed(around)), plain)  # in a link its own
+            if self._text[start:stop].strip() and usual and usual.look != look:
                 source_span = self._events[numbers[0]].start, self._events[numbers[-1]].stop
                 yield Mark((start, stop), source_span, kind="run", run=some[0])
 
@@ -278,7 +278,6 @@ class _Builder:
                 after = last + 1
 
     def _of_link(self, first: int, last: int) -> tuple[Run | None, str]:
-        """The run of a link's first words, and its words."""
         if self._events[first].mark != "link":
             return None, ""
         texts = [event for event in self._events[first:last] if event.kind == "text"]

@@ -50,12 +50,13 @@ _BLOCK = re.compile(
 )
 _AFTER = "\n"  # a text: dollarmath takes its last character for the one before the first
 _TAB = regex.compile(r'^[ \t]*\K===[!+]? (?=")', regex.MULTILINE)
-# Templates' blocks of code, and pandoc's tables: multiline, simple
+# Templates' blocks of code, pandoc's tables: multiline, simple; labels of equations, Obsidian's comments
 _VERBATIM = r"highlight|raw|verbatim|comment|code\w*|math\w*|mermaid|plantuml|graphviz"
 _STAYS = re.compile(
     rf"^[ \t]*\{{[{{%][-<%]?\s*({_VERBATIM})\b.*\n(?:.*\n){{0,999}}?.*\{{[{{%][-<%]?\s*(?:end|/)\s*\1\b"
     r"|^ *-{3,} *\n(?:(?!\s*$).*\n){1,9}? *--+(?: +--+)+ *\n(?:.*\n){0,999}? *--[- ]*$"
-    r"|^(?:(?!\s*$).*\n)? *--+(?: +--+)+ *\n(?:(?!\s*$).*\n?)+",
+    r"|^(?:(?!\s*$).*\n)? *--+(?: +--+)+ *\n(?:(?!\s*$).*\n?)+"
+    r"|(?<=\$\$)[ \t]*\{#[^{}\n]*\}[ \t]*$|^[ \t]*%%[ \t]*\n[^%]*%%[ \t]*$",
     re.MULTILINE,
 )
 # Other blocks that stay: MDX's import and export, a tag that its line does not end, pandoc's grids
@@ -286,7 +287,6 @@ def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[tuple
 
 
 def _line_begins(source: str) -> list[int]:
-    """Where lines begin, and the end."""
     return [0, *(match.end() for match in re.finditer(r"\r\n?|\n", source)), len(source)]
 
 

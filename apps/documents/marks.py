@@ -67,7 +67,6 @@ def target_of(source: str, text: str, mark: Span, align: Align | None = None) ->
 
 
 def _trimmed(text: str, span: Span) -> Span:
-    """The span without the white space around its words."""
     words = text[slice(*span)]
     if not words.strip():
         return span

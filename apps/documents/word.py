@@ -292,7 +292,6 @@ def _is_code(element: Element) -> bool:
 
 
 def _untranslated(files: Mapping[str, bytes]) -> list[str]:
-    """Notes of what stays in a file beside its text."""
     charts = sum(_CHART.fullmatch(name) is not None for name in files)
     embedded = sum(len(_ALT_CHUNK.findall(data)) for data in files.values())
     bound = sum(len(_BOUND.findall(data)) for data in files.values())

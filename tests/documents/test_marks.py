@@ -432,6 +432,7 @@ MOVED = [
     (".docx", "[the ][<w:b/>:red][ ][<w:i/>:house]", "[la ][<w:i/>:maison][ ][<w:b/>:rouge]"),
     (".docx", f"[the ]{HYPERLINK.format(f'[{U}:red]')}{NOTE}[ house]", f"[la maison ]{HYPERLINK.format(f'[{U}:rouge]')}{NOTE}"),
     (".md", "the red <a href=x>house</a>\n", "la <a href=x>maison</a> rouge\n"),
+    (".docx", f"[the ]{HYPERLINK.format('[<w:b/>:red ][house]')}", f"[la ]{HYPERLINK.format('[maison][<w:b/>: rouge]')}"),
     (".docx", f"[the ]{COMMENT.format('[<w:b/>:red]')}[ ]{field(LINK, '[house]')}", f"[la ]{field(LINK, '[maison]')}[ ]{COMMENT.format('[<w:b/>:rouge]')}"),
 ]  # fmt: skip
 
