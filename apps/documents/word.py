@@ -124,8 +124,7 @@ class _Field:
 
 def _mark_of(code: str) -> str:
     """The kind of mark that a field with this code is; none if it is not translated."""
-    name, *_ = [*code.split(), ""]
-    return _PROSE.get(name, "")
+    return _PROSE.get(" ".join(code.split()[:1]), "")
 
 
 class _PartReader:

@@ -51,7 +51,7 @@ def xml_tree(source: str) -> Element:
             element.stop = token.stop
         elif token.name:
             tag = source[token.start : token.stop]
-            element = Element(token.name, tag, token.start, *[token.stop] * 3)
+            element = Element(token.name, tag, token.start, token.stop, token.stop, token.stop)
             opened[-1].children.append(element)
             if token.kind == "open":
                 opened.append(element)
