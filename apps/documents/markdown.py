@@ -41,7 +41,11 @@ _TITLE = re.compile(r'\s"([^"\\\n]+)"\s*\)?\s*\Z')  # of a link, or what its nam
 _HIDES = re.compile(r"\^\[|!\[|\][(:]")  # what a document with inline notes, pictures or titles has
 # A tag around words
 _TAG = re.compile(rf"<(/?)(?!(?i:{'|'.join(VOID)})\b)(\w+)[^>]*(?<!/)>")
-_CODE = re.compile(r"<(code|kbd|samp|tt|var)\b[^<>]*>[^<>`]*</\1\s*>")
+# Code as an element; or what other programs read, in which no marks are: in braces, [[x]]
+_APART = regex.compile(
+    r"<(?P<code>code|kbd|samp|tt|var)\b[^<>]*>[^<>`]*</(?P=code)\s*>"
+    r"|\{[^{}]*+(?:\{[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+\}[^{}]*+)*+\}|\[\[[^\[\]]*\]\]"
+)
 # The places of the document itself that its links lead to
 _LINKED = re.compile(r"""(?:\]\(<?|\]:[ \t]*<?|href=["']?)#([^\s)<>"']+)""")
 # A line that would begin something else than text
@@ -66,10 +70,13 @@ _WHOLE = re.compile(
     re.MULTILINE,
 )
 # The line of a box that has a title: :::note The king, :::note[The king], ```{note} The king
+_BOXES = r"\{(?:admonition|attention|caution|card|danger|dropdown|error|hint|important|note|seealso|sidebar|tab-item|tip|topic|warning)\}"
 _BOX = regex.compile(
-    r"(?::{3,}\s*(?!\{)[\w-]+(?:\[|[ \t]+)|(?::{3,}|`{3,}|~{3,})\{(?:admonition|attention|caution|card|danger|dropdown"
-    r"|error|hint|important|note|seealso|sidebar|tab-item|tip|topic|warning)\}[ \t]+)"
+    rf"(?::{{3,}}\s*(?!\{{)[\w-]+(?:\[|[ \t]+)|(?::{{3,}}|`{{3,}}|~{{3,}}){_BOXES}[ \t]+)"
     r"(?P<title>[^\[\]{}:\r\n]*\p{L}[^\[\]{}:\r\n]*)"
+)
+_FENCED_BOX = re.compile(
+    rf"^([ \t>]*)(`{{3,}}|~{{3,}})({_BOXES}.*\n(?:.*\n){{0,999}}?)\1\2[ \t]*$", re.MULTILINE
 )
 # Two spaces or a backslash that is not escaped, which make a line's end a break
 _BREAK = regex.compile(r"(?<! ) {2,}$|(?<!\\)(?:\\\\)*\K\\$")
@@ -168,18 +175,20 @@ def _parser():
         parser.use(plugin)
     parser.use(dollarmath_plugin, allow_space=False, allow_digits=False, double_inline=True)
     parser.use(container_plugin, "any", validate=lambda *_: True)
-    parser.inline.ruler.before("html_inline", "html_code", _html_code)
+    parser.inline.ruler.before("link", "apart", _apart)
     # Which leaves notes out that nothing refers to, and which hides how characters are escaped
     return parser.disable(["footnote_tail", "text_join"])
 
 
-def _html_code(state: Any, silent: bool) -> bool:
-    """A rule of markdown-it: code as an element is one token."""
-    match = _CODE.match(state.src, state.pos)
+def _apart(state: Any, silent: bool) -> bool:
+    """A rule of markdown-it: code as an element is one token, and other programs' is text."""
+    match = _APART.match(state.src, state.pos)
     if not match:
         return False
-    if not silent:
+    if match["code"] and not silent:
         state.push("html_code", "", 0).content = match[0]
+    elif not silent:
+        state.pending += match[0]
     state.pos = match.end()
     return True
 
@@ -298,11 +307,12 @@ def _line(token: Any, begins: Sequence[int]) -> Span:
 
 
 def _shown(source: str) -> str:
-    """The source as the parser reads it, with the same lines: without what stays whole, and tabs of MkDocs as admonitions."""
+    """The source as the parser reads it, with the same lines: without what stays whole, with other dialects' boxes as those
+    that it knows."""
     shown = re.sub(r"\r\n?", "\n", source.replace("\ufeff", " "))
     for pattern in (_FRONT, _STAYS):
         shown = pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), shown)
-    return _TAB.sub("!!! tab ", shown)
+    return _FENCED_BOX.sub(r"\1:::\3\1:::", _TAB.sub("!!! tab ", shown))
 
 
 def _cut(
