@@ -340,8 +340,9 @@ def test_an_epub_is_an_archive_of_pages():
         "mimetype": "application/epub+zip",
         "META-INF/container.xml": '<container><rootfile full-path="a/b.opf"/></container>',
         "__MACOSX/a/._b.opf": "\0",
-        "a/b.opf": f"<package xmlns:dc='d'><dc:title>A &amp; B</dc:title>{item.format('text/c%201.xml', 'xhtml+xml')}{item.format('toc.ncx', 'x-dtbncx+xml')}</package>",
-        "a/text/c 1.xml": '<?xml version="1.0"?><p>An <a id="p1"/>old king.</p>',
+        "a/b.opf": f"<package xmlns:dc='d'><dc:title>A &amp; B</dc:title>{item.format('text/c%201.xml', 'xhtml+xml')}{item.format('text/d.xml', 'xhtml+xml')}{item.format('toc.ncx', 'x-dtbncx+xml')}</package>",
+        "a/text/c 1.xml": '<?xml version="1.0"?><p>An <a id="p1"/>old king.</p><a href="d.xml#p2">Next</a>',
+        "a/text/d.xml": '<p id="p2">See <a href="c%201.xml#p1">the king</a>.</p>',
         "a/toc.ncx": "<navLabel><text>One</text></navLabel><pageList><text>ix</text></pageList>",
         "a/other.xhtml": "<p>no</p>",
     }
@@ -353,10 +354,14 @@ def test_an_epub_is_an_archive_of_pages():
         return output.getvalue()
 
     document = FORMATS[".epub"](epub(files))
-    assert [passage.text for passage in document.passages] == ["A & B", "An old king.", "One"]
-    new = files | {"a/text/c 1.xml": '<?xml version="1.0"?><p>AN <a id="p1"/>OLD KING.</p>'}
+    texts = ["A & B", "An old king.", "Next", "See the king.", "One"]
+    assert [passage.text for passage in document.passages] == texts
+    new = files | {  # whose chapters lead to each other
+        "a/text/c 1.xml": '<?xml version="1.0"?><p>AN <a id="p1"/>OLD KING.</p><a href="d.xml#p2">NEXT</a>',
+        "a/text/d.xml": '<p id="p2">SEE <a href="c%201.xml#p1">THE KING</a>.</p>',
+    }
     new["a/b.opf"] = files["a/b.opf"].replace("A &amp; B", "C &amp; D")
-    assert document.write(["C & D", "AN OLD KING.", None]).data == epub(new)
+    assert document.write(["C & D", *map(str.upper, texts[1:4]), None]).data == epub(new)
     with pytest.raises(InputError, match=r"there is no text in it"):
         FORMATS[".epub"](epub({"mimetype": ""}))
 
