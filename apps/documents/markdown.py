@@ -80,8 +80,11 @@ _FENCED_BOX = re.compile(
 )
 # Two spaces or a backslash that is not escaped, which make a line's end a break
 _BREAK = regex.compile(r"(?<! ) {2,}$|(?<!\\)(?:\\\\)*\K\\$")
-# Before the words of a caption of pandoc's tables, or an alert, whose title is a text of its own
-_LABEL = re.compile(r"(?:Table)?:\s+(?=\S)|(?P<alert>\[!\w+\][+-]?(?:\s+|$))")
+# Before the words of a caption of pandoc's tables; of an alert, whose title is a text of its own; of a line of pandoc's line
+# blocks, or a part of MyST's cards
+_LABEL = re.compile(
+    r"(?:Table)?:\s+(?=\S)|(?P<alert>\[!\w+\][+-]?(?:\s+|$))|(?P<part>(?:\||\+{3})(?:\s+|$))"
+)
 
 
 def parse(data: bytes, bilingual: bool = False, anchors: Collection[str] = ()) -> Document:
@@ -266,13 +269,7 @@ def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[tuple
         broken = set[Span]()  # lines behind a hard break that begin something new
         before = ""  # the line of a hard break
         has_syntax = False
-        for number, line in enumerate(token.content.split("\n"), token.map[0]):
-            words = _BREAK.sub("", line)
-            hard_break = words != line
-            words = words.strip()
-            span = _find(source, words, max(begins[number], end), begins[number + 1], parent)
-            if not span:
-                continue
+        for words, span, hard_break in _lines(source, token, parent, begins, end):
             end = span[1]
             if is_syntax(words):
                 has_syntax = True
@@ -282,8 +279,10 @@ def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[tuple
             if before and not runs_on(before, words):
                 broken.add(span)
             before = words if hard_break else ""
-            label = None if any(groups) else _LABEL.match(words)
-            if label:
+            label = _LABEL.match(words)
+            if label and label["part"]:
+                groups.append([])
+            if label and not groups[-1]:
                 span = span[0] + label.end(), end
             if span[0] < end:
                 groups[-1].append(span)
@@ -293,6 +292,18 @@ def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[tuple
         if len(" ".join(each.text for each in texts).split()) > has_syntax:  # more than a word
             for whole in texts:
                 yield from ((each, parent) for each in _cut(source, whole, broken, parser, names))
+
+
+def _lines(
+    source: str, token: Any, parent: str, begins: Sequence[int], end: int
+) -> Iterator[tuple[str, Span, bool]]:
+    """The words of a text's lines behind another text, where they are, and whether a hard break is behind them."""
+    for number, line in enumerate(token.content.split("\n"), token.map[0]):
+        words = _BREAK.sub("", line)
+        span = _find(source, words.strip(), max(begins[number], end), begins[number + 1], parent)
+        if span:
+            end = span[1]
+            yield words.strip(), span, words != line
 
 
 def _line_begins(source: str) -> list[int]:

@@ -17,6 +17,7 @@ DIALECTS = [
     ("old <kbd>Ctrl</kbd> <code>it stays</code> old\n", ["old {1} {2} old"]),
     ('An old {{ "*a*" }} king [[it *stays*]] sees {a_b} _one_ <code>{"_"}</code>\n', ['An old {{ "*a*" }} king [[it *stays*]] sees {a_b} one {1}']),
     ("```{note} An old *one*\n:class: x\nold ones\n```\n\n> ```{tip}\n> old\n> ```\n", ["An old one", "old ones", "old"]),
+    ("| An old king\n| sees old doors.\n\n:::{card} old\nold\n+++\nold ones\n+++ old\n:::\n", ["An old king", "sees old doors.", "old", "old", "old ones", "old"]),
     ("A word\n: old\n\n- [x] old\n", ["A word", "old", "old"]),
     ('!!! note "old note"\n    old\n\n!!! Note\n    old\n', ["old note", "old", "old"]),
 ]  # fmt: skip
