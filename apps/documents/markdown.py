@@ -41,9 +41,11 @@ _TITLE = re.compile(r'\s"([^"\\\n]+)"\s*\)?\s*\Z')  # of a link, or what its nam
 _HIDES = re.compile(r"\^\[|!\[|\][(:]")  # what a document with inline notes, pictures or titles has
 # A tag around words
 _TAG = re.compile(rf"<(/?)(?!(?i:{'|'.join(VOID)})\b)(\w+)[^>]*(?<!/)>")
-# Code as an element; or what other programs read, in which no marks are: in braces, [[x]]
+# What CommonMark does not know: code as an element, a link that shows its target's title; attributes of what they stand
+# behind; or what other programs read, in which no marks are: in braces, [[x]]
 _APART = regex.compile(
-    r"<(?P<code>code|kbd|samp|tt|var)\b[^<>]*>[^<>`]*</(?P=code)\s*>"
+    r"(?P<kept><(code|kbd|samp|tt|var)\b[^<>]*>[^<>`]*</\2\s*>|\[\]\(#[^()\s]*\))"
+    r"|(?P<attributes>(?<=[)\]*_`])\{[ :.#\w][^{}\n]*\})"
     r"|\{[^{}]*+(?:\{[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+\}[^{}]*+)*+\}|\[\[[^\[\]]*\]\]"
 )
 # The places of the document itself that its links lead to
@@ -154,9 +156,8 @@ def _events(parser: Any, names: dict[str, Any], raw: str) -> Iterator[Event]:
     for token in parser.parseInline(raw + _AFTER, names)[0].children:
         words = "\n" if token.type.endswith("break") else token.content
         event = _event(token, 0, 0, words)
-        name = event.name or token.type
-        leads_to = repr((name, token.content, token.attrs, token.meta.get("label")))
-        yield event._replace(raw=leads_to)
+        leads_to = (*token.attrs.values(), token.content, token.meta.get("label", ""))
+        yield event._replace(raw=" ".join(map(str, (event.name or token.type, *leads_to))))
 
 
 def _escaped(text: str) -> str:
@@ -184,13 +185,15 @@ def _parser():
 
 
 def _apart(state: Any, silent: bool) -> bool:
-    """A rule of markdown-it: code as an element is one token, and other programs' is text."""
+    """A rule of markdown-it."""
     match = _APART.match(state.src, state.pos)
     if not match:
         return False
-    if match["code"] and not silent:
-        state.push("html_code", "", 0).content = match[0]
-    elif not silent:
+    if silent:
+        pass
+    elif match["kept"] or (match["attributes"] and state.tokens and not state.pending):
+        state.push(match.lastgroup, "", 0).content = match[0]
+    else:
         state.pending += match[0]
     state.pos = match.end()
     return True
@@ -221,6 +224,10 @@ def _paragraphs(passage: Passage, parser: Any, names: dict[str, Any]) -> Iterato
     opened = list[int]()  # where links' words begin
     at = 0
     for token, (start, stop) in _located(text, parser, names):
+        if token.type == "attributes" and events[-1].kind != "text":
+            events[-1] = events[-1]._replace(stop=stop)
+            at = stop
+            continue
         event = _event(token, start, stop, text[start:stop])
         if token.type == "link_open":
             opened.append(stop)
@@ -243,10 +250,12 @@ def _event(token: Any, start: int, stop: int, raw: str) -> Event:
     if tag:
         kind = {"": "open", "/": "close"}[tag[1]]
         return place._replace(kind=kind, name=tag[2], mark=MARKS.get(tag[2].lower(), "element"))
-    if token.type in ("code_inline", "html_code", "math_inline", "math_inline_double"):
+    if token.type in ("code_inline", "kept", "math_inline", "math_inline_double"):
         return place._replace(words=STAND_IN)
     if token.type in ("html_inline", "image", "footnote_ref"):
         return place
+    if token.type == "attributes":
+        return place._replace(mark=token.type)
     if token.nesting:
         return place._replace(kind=edge, name=name, mark={"link": "link"}.get(name, "look"))
     return place._replace(kind="text", words=raw)

@@ -232,6 +232,7 @@ KEPT = [  # what is written is a document again, with all that its source has
     (".docx", f"[See ]{HYPERLINK.format('[a@x.org]')}[ now.]", f"[SEE ]{HYPERLINK.format('[a@x.org]')}[ NOW.]"),
     (".md", "**注意：** king\n", "**注意：** KING\n"),  # noqa: RUF001
     (".md", "See ![a](x) **the <a href=u>king</a>** <Q /> `x` {{< y >}} and <https://x.y/z_a>.\n", "SEE ![A](x) **THE <a href=u>KING</a>** <Q /> `x` {{< y >}} AND <https://x.y/z_a>.\n"),
+    (".md", "*The*{:.a} [king](u){ .b } [](#c) `x`{.d} ![e](f){g=1} sees (h){.i}\n", "*THE*{:.a} [KING](u){ .b } [](#c) `x`{.d} ![E](f){g=1} SEES (H){.i}\n"),
     (".md", "[Read more ![icon](x.png)](y)\n", "[READ MORE ![ICON](x.png)](y)\n"),
     (".html", '<a href="#">\n Read <b>more </b><i class="a"></i> <i></i></a><i></i>', '<a href="#">\n READ <b>MORE</b> <i class="a"></i> <i></i></a><i></i>'),
     (".html", "<img><a> Name </a><img>", "<img><a> NAME </a><img>"),
@@ -430,6 +431,7 @@ MOVED = [
     (".md", "the [red house](u)[^1]\n\n[^1]: \n", "la [maison rouge](u)[^1]\n\n[^1]: \n"),
     (".md", "**the red**[^1] house\n\n[^1]: \n", "**la maison rouge**[^1]\n\n[^1]: \n"),
     (".md", "the **red** *house*\n", "la *maison* **rouge**\n"),
+    (".md", "the [red](u){.a} *house*{.b}\n", "la *maison*{.b} [rouge](u){.a}\n"),
     (".md", "the [red](u 't') house[^1]\n\n[^1]: \n", "la maison[^1] [rouge](u 't')\n\n[^1]: \n"),
     (".md", "the **red**\n_house_\n", "la _maison_\n**rouge**\n"),
     (".srt", CUE.format("the <b>red</b> <i>house</i>"), CUE.format("la <i>maison</i> <b>rouge</b>")),
