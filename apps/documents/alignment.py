@@ -121,7 +121,7 @@ class Aligner:
     """Aligns prompts with their texts. Keep one for a run: its texts say how to read the model; earlier ones fade."""
 
     def __init__(self, decoder: Any, options: Options, judges: bool = False):
-        """judges: whether the model would have written the words"""
+        """decoder: a SpeculativeDecoder whose model has cross-attention; judges: whether it would have written the words"""
         self._model = decoder.model
         self._text = decoder.text
         self._options = options.source_lang, options.target_lang, options.prompt_template
@@ -132,15 +132,8 @@ class Aligner:
         self._is_chosen = False
         self._judges = judges
 
-    @classmethod
-    def of(cls, decoder: Any, options: Options, judges: bool = False) -> "Aligner | None":
-        """For a SpeculativeDecoder; None if its model has no cross-attention, or only a rank's part."""
-        can = decoder.model.attention and not decoder.model.ranks
-        return cls(decoder, options, judges) if can else None
-
     @property
     def reading(self) -> Reading:
-        """The best so far."""
         return max(self.agreement, key=self.agreement.__getitem__)
 
     def choose(self, pairs: Sequence[Sentence]) -> None:

@@ -71,17 +71,11 @@ def _sides(outline: Outline) -> Iterator[tuple[str, ...]]:
 
 def with_kept(events: Events, raw: str, kept: Mapping[str, Event]) -> Iterator[Event]:
     """The parts of some markup, of which some pieces stay as they are. kept: by what is written"""
-    pieces = any_of(kept)
-    end = 0
-    for event in events(raw):
-        if event.start < end:
-            continue
-        piece = pieces.match(raw, event.start) if event.kind != "text" else None
-        if not piece or not piece[0]:
-            yield event
-            continue
-        end = piece.end()
-        yield kept[piece[0]]._replace(start=event.start, stop=end, raw=piece[0])
+    for piece in re.split(f"({any_of(kept).pattern})", raw):
+        if piece in kept:
+            yield kept[piece]._replace(raw=piece)
+        else:
+            yield from events(piece)
 
 
 def fault_of(source: Outline, new: Outline, text: str, own_words: Iterable[str] = ()) -> str | None:

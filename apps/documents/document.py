@@ -39,6 +39,10 @@ class Passage:
     breaks: tuple[int, ...] = ()  # where lines begin in the text; line feeds in a translation
     cues: tuple[int, ...] = ()  # the number of the cue that each span is in, for subtitles
 
+    def meaning(self, stand_in: str) -> str:
+        """What a stand-in such as {1} stands for, as far as words say it."""
+        return stand_in
+
 
 @dataclass(frozen=True)
 class Written:
@@ -68,9 +72,7 @@ Parse = Callable[[bytes], Document]
 
 
 class Fitted(NamedTuple):
-    """The texts for the spans of a passage."""
-
-    parts: Sequence[str]
+    parts: Sequence[str]  # for a passage's spans
     plain: Sequence[str] = ()
     problems: Sequence[str] = ()
 

@@ -48,14 +48,9 @@ def _parsers(options: Mapping[str, Any], files: Mapping[str, bytes]) -> Parsers:
                 path = join(dirname(package), unquote(item.get("href", "")))
                 parsers[normpath(path)] = partial(parse_file, **options)
                 if not options.get("bilingual"):
-                    parsers[package] = _package
+                    parsers[package] = partial(in_text, **_PACKAGE)
     in_utf8 = partial(decoded, lacking="xmlcharrefreplace")
     return {name: partial(in_utf8, each) for name, each in parsers.items()}
-
-
-def _package(data: bytes) -> Document:
-    """A book's package, which has its title and names the language."""
-    return in_text(data, _titles, _as_xml, relabel=_package_in_language)
 
 
 def _titles(source: str) -> Iterator[Passage]:
@@ -77,3 +72,7 @@ def _package_in_language(source: str, change: LanguageChange) -> str:
         values = {"page-progression-direction": direction(change.target)}
         source = source.replace(spine[1], with_values(spine[1], values))
     return source
+
+
+# A book's package has its title and names the language
+_PACKAGE: dict[str, Any] = dict(find=_titles, fit=_as_xml, relabel=_package_in_language)

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,22 +109,27 @@ def with_outputs(
     files: Sequence[File], output: Path | None, languages: Sequence[str | None]
 ) -> list[File]:
     """The files with their outputs. A file of a folder that another one's translation would be, into its language or the one
-    that its name says, is no source: it is left out and named. output, languages: as for `output_of`"""
+    that its name or its folder's says, is no source: it is left out and named. output, languages: as for `output_of`"""
     source, target = languages
 
-    def in_language(file: File, target: str | None) -> Path | None:
-        return output_of(file.name, output, (source, target), file.inside)
+    def in_language(file: File, folder: Path | None, target: str | None) -> Path | None:
+        return output_of(file.name, folder, (source, target), file.inside)
 
-    tags = {Path(file.name).stem.rpartition(".")[2] for file in files}
-    known = [tag for tag in tags if tag_of(tag) and short(tag) != short(source or "")]
+    def is_target(tag: str) -> bool:
+        return tag_of(tag) is not None and short(tag) != short(source or "")
+
+    paths = [Path(file.name) for file in files]
+    tags = filter(is_target, {path.stem.rpartition(".")[2] for path in paths})
+    above = {folder for path in paths for folder in path.parents}
+    folders = [each for each in above if len(each.name) != 3 and is_target(each.name)]
     made = dict[Path, str]()  # the sources, by translation
-    for tag in (*known, target):
-        made |= {followed(in_language(file, tag) or Path()): file.name for file in files}
+    for folder, tag in product((None, output, *folders), (*tags, target)):
+        made |= {followed(in_language(file, folder, tag) or Path()): file.name for file in files}
     sources = list[File]()
     for file in files:
         origin = made.get(followed(Path(file.name)), file.name)
         if file.inside == Path() or origin == file.name:
-            sources.append(file._replace(output=in_language(file, target)))
+            sources.append(file._replace(output=in_language(file, output, target)))
         else:
             reporter.note(f"{file.name} is left out: a translation of {origin}")
     return sources

@@ -39,10 +39,9 @@ _HEAD = re.compile(
     r'|^"Plural-Forms:(?P<forms>[ \t]*(?:nplurals=INTEGER; plural=EXPRESSION;)?)\\n"',
     re.MULTILINE,
 )
-_FORMS = re.compile(r"nplurals\s*=\s*(\d{1,9})\s*;\s*plural\s*=\s*([^;]+)")
+_FORMS = re.compile(r"nplurals\s*=\s*(\d)\s*;\s*plural\s*=\s*([^;]+)")
 # An accelerator within a word, which goes to its beginning: E_xit, Sa&ve
 _ACCELERATOR = regex.compile(r"(?<![\w&])(\p{Lu}\p{Ll}*)([_&])(?=\p{Ll}+(?![\w&]))")
-_MAX_FORMS = 9  # of plurals
 
 Edits = dict[Span, str]
 Forms = tuple[int, Callable[[int], int]]
@@ -132,13 +131,9 @@ def _head(source: str, entry: re.Match, change: Change) -> tuple[Edits, Forms | 
             edits[match.span(name)] = given[name]
         if name == "forms":
             forms = _FORMS.search(given.get(name, ""))
-    if not forms:
-        return edits, None
-    number = int(forms[1])
-    if number > _MAX_FORMS:
-        raise InputError(f"nplurals is {number}: no language has so many forms")
     with suppress(ValueError):
-        return edits, (number, c2py(forms[2]))
+        if forms:
+            return edits, (int(forms[1]), c2py(forms[2]))
     return edits, None
 
 

@@ -14,6 +14,7 @@ from apps.documents.language import LanguageChange
 from apps.documents.markup import Markup, in_markup
 from apps.documents.paragraph import Paragraph, is_glued
 from apps.documents.tags import (
+    MARKS,
     attributes_in,
     attributes_of,
     ends_of,
@@ -30,10 +31,7 @@ _BLOCKS = set(  # all others are within a sentence
     " link main map menu meta nav noframes noscript ol optgroup option p param pre search section select source style summary"
     " table tbody td template textarea tfoot th thead title tr track ul video".split()
 )
-# Kinds of marks; all others are "element". The check alone sees inside of what is read as one text.
-_PHRASES = "abbr acronym b bdi bdo big cite data del dfn em font i ins mark nobr q s small span strike strong sub sup time u"
-_MARKS = dict.fromkeys(_PHRASES.split(), "look") | {"a": "link"}
-_CHECKED = _MARKS | {"ruby": "run", "rb": "run"}
+_CHECKED = MARKS | {"ruby": "run", "rb": "run"}  # which the check alone sees inside of one text
 # What stays, with what it shows in the text: elements, and classes and roles
 _STAYS = {
     **dict.fromkeys("audio iframe object pre script style svg template textarea video".split(), ""),
@@ -115,8 +113,9 @@ class _PageReader:
         self.added = {"html": _LANGUAGE[is_xml]}  # names of elements, and what should name theirs
         self.stays = stays
         self.tokens = [*html_tokens(source, is_xml)]
-        if is_xml and is_html:  # m:math
-            self.tokens = [each._replace(name=each.name.rpartition(":")[2]) for each in self.tokens]
+        if is_html:
+            prefix = re.compile(r".*:" if is_xml else r".*:(?=math\Z)")
+            self.tokens = [each._replace(name=prefix.sub("", each.name)) for each in self.tokens]
         self.ends = ends_of(self.tokens)
         self.texts = [i for i, token in enumerate(self.tokens) if token.kind == "text"]
         self.firsts = {last: first for first, last in self.ends.items()}
@@ -178,7 +177,7 @@ class _PageReader:
             elif token.name == "br" and self.is_html:
                 events.append(token._replace(kind="break", words=" "))
             elif not is_block:
-                events.append(token._replace(mark=_MARKS.get(token.name, "element")))
+                events.append(token._replace(mark=MARKS.get(token.name, "element")))
         yield from paragraphs_of(source, events)
 
     def _find_wholes(self) -> None:
@@ -252,7 +251,7 @@ class _PageReader:
         if self.wholes.keys() & {first, second} or len(numbers) < 4 or numbers != sorted(numbers):
             return ""
         one, before, behind, other = map(self._raw, [*numbers[:3], second])
-        looks = [_MARKS.get(self.tokens[number].name) for number in (first, second)]
+        looks = [MARKS.get(self.tokens[number].name) for number in (first, second)]
         if one != other and "look" not in looks:
             return "item"
         if len(before) == 1 or not (is_glued(before[-1], behind[0]) and behind[0].isalnum()):

@@ -18,6 +18,7 @@ MAX_MARKS = 400  # of a paragraph; with more, it is written without them
 _NUMBER = regex.compile(r"(?=.*[\p{N}\p{S}*†‡§¶])\P{L}*", regex.DOTALL)  # or a sign
 _RAISED = re.compile(r'su[bp]\Z|.*"(?:sub|super)script"', re.DOTALL)  # an element's name, a look
 _BEGINNING = regex.compile(r"\P{L}*+(?!\p{Ll})\p{L}")  # of a sentence
+_UNIT = regex.compile(r"(?<!\p{L})(?:\p{L}|(?<=\p{N}\s?)\p{L}{2,3})$")  # m2, 5 km2, x2
 _NEAR = 40  # characters: longer texts are no numbers
 
 
@@ -119,13 +120,14 @@ def _with_numbers(events: Sequence[Event]) -> Sequence[Event]:
 
 
 def _is_apart(shown: str, start: int, stop: int, is_raised: bool) -> bool:
-    """Whether there is a number that is raised, as in m2, or ends a word, or stands before a sentence; H2O is a word."""
+    """Whether there is a number that is raised or ends a word, or stands before a sentence; H2O and m2 are words."""
     if stop - start > _NEAR or not _NUMBER.fullmatch(shown, start, stop):
         return False
     before = shown[max(start - _NEAR, 0) : start]
     behind = shown[stop : stop + _NEAR]
     has_spaces = not is_unspaced(before[-1:])
-    if has_spaces and before[-1:].isalpha() and behind[:1].isalpha():
+    is_in_word = before[-1:].isalpha() and behind[:1].isalpha()
+    if has_spaces and (is_in_word or (is_raised and _UNIT.search(before))):
         return False
     if is_raised or (has_spaces and before[-1:].isalnum()):
         return True
@@ -218,7 +220,6 @@ class _Builder:
         return edges[0][0], edges[-1][1]
 
     def _lines(self, breaks: Sequence[int]) -> Iterator[int]:
-        """The places in the text where lines begin."""
         starts = [event.start for event in self._events]
         for cut in breaks:
             number = bisect_right(starts, cut) - 1
@@ -249,8 +250,9 @@ class _Builder:
             numbers, some = zip(*group, strict=True)
             start = self._places[numbers[0]]
             stop = self._places[numbers[-1] + 1]
-            usual = [plain, *(m.run for m in marks if m.span[0] <= start and stop <= m.span[1])]
-            if self._text[start:stop].strip() and all(run.look != look for run in usual if run):
+            around = [m.run for m in marks if m.span[0] <= start and stop <= m.span[1]]
+            usual = next(filter(None, reversed(around)), plain)  # in a link its own
+            if self._text[start:stop].strip() and usual and usual.look != look:
                 source_span = self._events[numbers[0]].start, self._events[numbers[-1]].stop
                 yield Mark((start, stop), source_span, kind="run", run=some[0])
 
@@ -276,7 +278,6 @@ class _Builder:
                 after = last + 1
 
     def _of_link(self, first: int, last: int) -> tuple[Run | None, str]:
-        """The run of a link's first words, and its words."""
         if self._events[first].mark != "link":
             return None, ""
         texts = [event for event in self._events[first:last] if event.kind == "text"]

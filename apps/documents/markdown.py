@@ -18,7 +18,7 @@ from apps.documents.markup import Markup, in_markup
 from apps.documents.paragraph import Paragraph
 from apps.documents.prose import is_syntax
 from apps.documents.sentences import runs_on
-from apps.documents.tags import VOID
+from apps.documents.tags import MARKS, VOID
 
 _FRONT = re.compile(
     r"\A\ufeff?(---|\+\+\+)[ \t]*\r?\n.*?^(?:\1|\.\.\.)[ \t]*$", re.DOTALL | re.MULTILINE
@@ -37,10 +37,17 @@ _TOKENS = {
     "link_close": rf"\]{_TARGET}|>",
 }
 _BRACKETS = regex.compile(_SQUARE, regex.DOTALL)
-_TITLE = re.compile(r'\s"([^"\\]+)"\s*\)\Z')
-_HIDES = re.compile(r"\^\[|!\[|\]\(")  # what a document with inline notes, pictures or titles has
-_TAG = re.compile(r"<(/?)(\w+)[^>]*>")
-_CODE = re.compile(r"<(code|kbd|samp|tt|var)\b[^<>]*>[^<>`]*</\1\s*>")
+_TITLE = re.compile(r'\s"([^"\\\n]+)"\s*\)?\s*\Z')  # of a link, or what its name leads to
+_HIDES = re.compile(r"\^\[|!\[|\][(:]")  # what a document with inline notes, pictures or titles has
+# A tag around words
+_TAG = re.compile(rf"<(/?)(?!(?i:{'|'.join(VOID)})\b)(\w+)[^>]*(?<!/)>")
+# What CommonMark does not know: code as an element, a link that shows its target's title; attributes of what they stand
+# behind; or what other programs read, in which no marks are: in braces, [[x]]
+_APART = regex.compile(
+    r"(?P<kept><(code|kbd|samp|tt|var)\b[^<>]*>[^<>`]*</\2\s*>|\[\]\(#[^()\s]*\))"
+    r"|(?P<attributes>(?<=[)\]*_`])\{[ :.#\w][^{}\n]*\})"
+    r"|\{[^{}]*+(?:\{[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+\}[^{}]*+)*+\}|\[\[[^\[\]]*\]\]"
+)
 # The places of the document itself that its links lead to
 _LINKED = re.compile(r"""(?:\]\(<?|\]:[ \t]*<?|href=["']?)#([^\s)<>"']+)""")
 # A line that would begin something else than text
@@ -49,12 +56,13 @@ _BLOCK = re.compile(
 )
 _AFTER = "\n"  # a text: dollarmath takes its last character for the one before the first
 _TAB = regex.compile(r'^[ \t]*\K===[!+]? (?=")', regex.MULTILINE)
-# Templates' blocks of code, and pandoc's tables: multiline, simple
+# Templates' blocks of code, pandoc's tables: multiline, simple; labels of equations, Obsidian's comments
 _VERBATIM = r"highlight|raw|verbatim|comment|code\w*|math\w*|mermaid|plantuml|graphviz"
 _STAYS = re.compile(
     rf"^[ \t]*\{{[{{%][-<%]?\s*({_VERBATIM})\b.*\n(?:.*\n){{0,999}}?.*\{{[{{%][-<%]?\s*(?:end|/)\s*\1\b"
     r"|^ *-{3,} *\n(?:(?!\s*$).*\n){1,9}? *--+(?: +--+)+ *\n(?:.*\n){0,999}? *--[- ]*$"
-    r"|^(?:(?!\s*$).*\n)? *--+(?: +--+)+ *\n(?:(?!\s*$).*\n?)+",
+    r"|^(?:(?!\s*$).*\n)? *--+(?: +--+)+ *\n(?:(?!\s*$).*\n?)+"
+    r"|(?<=\$\$)[ \t]*\{#[^{}\n]*\}[ \t]*$|^[ \t]*%%[ \t]*\n[^%]*%%[ \t]*$",
     re.MULTILINE,
 )
 # Other blocks that stay: MDX's import and export, a tag that its line does not end, pandoc's grids
@@ -64,15 +72,21 @@ _WHOLE = re.compile(
     re.MULTILINE,
 )
 # The line of a box that has a title: :::note The king, :::note[The king], ```{note} The king
+_BOXES = r"\{(?:admonition|attention|caution|card|danger|dropdown|error|hint|important|note|seealso|sidebar|tab-item|tip|topic|warning)\}"
 _BOX = regex.compile(
-    r"(?::{3,}\s*(?!\{)[\w-]+(?:\[|[ \t]+)|(?::{3,}|`{3,}|~{3,})\{(?:admonition|attention|caution|card|danger|dropdown"
-    r"|error|hint|important|note|seealso|sidebar|tab-item|tip|topic|warning)\}[ \t]+)"
+    rf"(?::{{3,}}\s*(?!\{{)[\w-]+(?:\[|[ \t]+)|(?::{{3,}}|`{{3,}}|~{{3,}}){_BOXES}[ \t]+)"
     r"(?P<title>[^\[\]{}:\r\n]*\p{L}[^\[\]{}:\r\n]*)"
+)
+_FENCED_BOX = re.compile(
+    rf"^([ \t>]*)(`{{3,}}|~{{3,}})({_BOXES}.*\n(?:.*\n){{0,999}}?)\1\2[ \t]*$", re.MULTILINE
 )
 # Two spaces or a backslash that is not escaped, which make a line's end a break
 _BREAK = regex.compile(r"(?<! ) {2,}$|(?<!\\)(?:\\\\)*\K\\$")
-# Before the words of a caption of pandoc's tables, or an alert, whose title is a text of its own
-_LABEL = re.compile(r"(?:Table)?:\s+(?=\S)|(?P<alert>\[!\w+\][+-]?(?:\s+|$))")
+# Before the words of a caption of pandoc's tables; of an alert, whose title is a text of its own; of a line of pandoc's line
+# blocks, or a part of MyST's cards
+_LABEL = re.compile(
+    r"(?:Table)?:\s+(?=\S)|(?P<alert>\[!\w+\][+-]?(?:\s+|$))|(?P<part>(?:\||\+{3})(?:\s+|$))"
+)
 
 
 def parse(data: bytes, bilingual: bool = False, anchors: Collection[str] = ()) -> Document:
@@ -101,8 +115,14 @@ def parse(data: bytes, bilingual: bool = False, anchors: Collection[str] = ()) -
                 part = _part(source, whole, start + low, start + high)
                 is_title = whole.text[start + low - 1] == '"'
                 hidden += [part] if is_title else _paragraphs(part, parser, names)
+    begins = _line_begins(source)
+    for target in names.get("references", {}).values():
+        first, after = target["map"]
+        title = _TITLE.search(source, begins[first], begins[after])
+        if title:
+            hidden.append(passage(source, [title.span(1)]))
     below = "<br/>{}".format if bilingual else None
-    markup = Markup(str, partial(_events, parser, names), _fit, _escaped, below, in_head)
+    markup = Markup(_escaped, partial(_events, parser, names), _fit, below=below, relabel=in_head)
     return in_markup(data, find, markup, hidden=hidden)
 
 
@@ -136,9 +156,8 @@ def _events(parser: Any, names: dict[str, Any], raw: str) -> Iterator[Event]:
     for token in parser.parseInline(raw + _AFTER, names)[0].children:
         words = "\n" if token.type.endswith("break") else token.content
         event = _event(token, 0, 0, words)
-        name = event.name or token.type
-        leads_to = repr((name, token.content, token.attrs, token.meta.get("label")))
-        yield event._replace(raw=leads_to)
+        leads_to = (*token.attrs.values(), token.content, token.meta.get("label", ""))
+        yield event._replace(raw=" ".join(map(str, (event.name or token.type, *leads_to))))
 
 
 def _escaped(text: str) -> str:
@@ -160,18 +179,22 @@ def _parser():
         parser.use(plugin)
     parser.use(dollarmath_plugin, allow_space=False, allow_digits=False, double_inline=True)
     parser.use(container_plugin, "any", validate=lambda *_: True)
-    parser.inline.ruler.before("html_inline", "html_code", _html_code)
+    parser.inline.ruler.before("link", "apart", _apart)
     # Which leaves notes out that nothing refers to, and which hides how characters are escaped
     return parser.disable(["footnote_tail", "text_join"])
 
 
-def _html_code(state: Any, silent: bool) -> bool:
-    """A rule of markdown-it: code as an element is one token."""
-    match = _CODE.match(state.src, state.pos)
+def _apart(state: Any, silent: bool) -> bool:
+    """A rule of markdown-it."""
+    match = _APART.match(state.src, state.pos)
     if not match:
         return False
-    if not silent:
-        state.push("html_code", "", 0).content = match[0]
+    if silent:
+        pass
+    elif match["kept"] or (match["attributes"] and state.tokens and not state.pending):
+        state.push(match.lastgroup, "", 0).content = match[0]
+    else:
+        state.pending += match[0]
     state.pos = match.end()
     return True
 
@@ -201,10 +224,14 @@ def _paragraphs(passage: Passage, parser: Any, names: dict[str, Any]) -> Iterato
     opened = list[int]()  # where links' words begin
     at = 0
     for token, (start, stop) in _located(text, parser, names):
+        if token.type == "attributes" and events[-1].kind != "text":
+            events[-1] = events[-1]._replace(stop=stop)
+            at = stop
+            continue
         event = _event(token, start, stop, text[start:stop])
-        if event.mark == "link" and event.kind == "open":
+        if token.type == "link_open":
             opened.append(stop)
-        elif event.mark == "link" and event.kind == "close":
+        elif token.type == "link_close":
             label = text[opened.pop() : start]
             if text[start:stop] in ("]", "][]"):  # the words are the label, and are translated
                 event = event._replace(raw=f"][{label}]")
@@ -220,13 +247,15 @@ def _event(token: Any, start: int, stop: int, raw: str) -> Event:
     name, _, edge = token.type.rpartition("_")
     place = Event("anchor", start, stop)
     tag = _TAG.match(raw) if token.type == "html_inline" else None
-    if tag and tag[2].lower() not in VOID:
+    if tag:
         kind = {"": "open", "/": "close"}[tag[1]]
-        return place._replace(kind=kind, name=tag[2], mark="look")
-    if token.type in ("code_inline", "html_code", "math_inline", "math_inline_double"):
+        return place._replace(kind=kind, name=tag[2], mark=MARKS.get(tag[2].lower(), "element"))
+    if token.type in ("code_inline", "kept", "math_inline", "math_inline_double"):
         return place._replace(words=STAND_IN)
     if token.type in ("html_inline", "image", "footnote_ref"):
         return place
+    if token.type == "attributes":
+        return place._replace(mark=token.type)
     if token.nesting:
         return place._replace(kind=edge, name=name, mark={"link": "link"}.get(name, "look"))
     return place._replace(kind="text", words=raw)
@@ -234,7 +263,7 @@ def _event(token: Any, start: int, stop: int, raw: str) -> Event:
 
 def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[tuple[Passage, str]]:
     """The texts, each with the type of the token that it is in."""
-    begins = [0, *(match.end() for match in re.finditer(r"\r\n?|\n", source)), len(source)]
+    begins = _line_begins(source)
     end = 0  # of the last span: a table's cells share a line
     parent = ""
     for token in parser.parse(_shown(source), names):
@@ -249,13 +278,7 @@ def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[tuple
         broken = set[Span]()  # lines behind a hard break that begin something new
         before = ""  # the line of a hard break
         has_syntax = False
-        for number, line in enumerate(token.content.split("\n"), token.map[0]):
-            words = _BREAK.sub("", line)
-            hard_break = words != line
-            words = words.strip()
-            span = _find(source, words, max(begins[number], end), begins[number + 1], parent)
-            if not span:
-                continue
+        for words, span, hard_break in _lines(source, token, parent, begins, end):
             end = span[1]
             if is_syntax(words):
                 has_syntax = True
@@ -265,8 +288,10 @@ def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[tuple
             if before and not runs_on(before, words):
                 broken.add(span)
             before = words if hard_break else ""
-            label = None if any(groups) else _LABEL.match(words)
-            if label:
+            label = _LABEL.match(words)
+            if label and label["part"]:
+                groups.append([])
+            if label and not groups[-1]:
                 span = span[0] + label.end(), end
             if span[0] < end:
                 groups[-1].append(span)
@@ -278,6 +303,22 @@ def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[tuple
                 yield from ((each, parent) for each in _cut(source, whole, broken, parser, names))
 
 
+def _lines(
+    source: str, token: Any, parent: str, begins: Sequence[int], end: int
+) -> Iterator[tuple[str, Span, bool]]:
+    """The words of a text's lines behind another text, where they are, and whether a hard break is behind them."""
+    for number, line in enumerate(token.content.split("\n"), token.map[0]):
+        words = _BREAK.sub("", line)
+        span = _find(source, words.strip(), max(begins[number], end), begins[number + 1], parent)
+        if span:
+            end = span[1]
+            yield words.strip(), span, words != line
+
+
+def _line_begins(source: str) -> list[int]:
+    return [0, *(match.end() for match in re.finditer(r"\r\n?|\n", source)), len(source)]
+
+
 def _line(token: Any, begins: Sequence[int]) -> Span:
     """The line that begins a box with words in it; an empty span for other tokens."""
     if token.type not in ("container_any_open", "fence"):
@@ -286,11 +327,12 @@ def _line(token: Any, begins: Sequence[int]) -> Span:
 
 
 def _shown(source: str) -> str:
-    """The source as the parser reads it, with the same lines: without what stays whole, and tabs of MkDocs as admonitions."""
+    """The source as the parser reads it, with the same lines: without what stays whole, with other dialects' boxes as those
+    that it knows."""
     shown = re.sub(r"\r\n?", "\n", source.replace("\ufeff", " "))
     for pattern in (_FRONT, _STAYS):
         shown = pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), shown)
-    return _TAB.sub("!!! tab ", shown)
+    return _FENCED_BOX.sub(r"\1:::\3\1:::", _TAB.sub("!!! tab ", shown))
 
 
 def _cut(

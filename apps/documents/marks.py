@@ -50,9 +50,8 @@ def target_of(source: str, text: str, mark: Span, align: Align | None = None) ->
         return (letters.start(), letters.start() + 1), True
     if words and words == source.strip():
         return _trimmed(text, (0, len(text))), True
-    is_in_word = start not in _boundaries(source)  # such as a note
     same, is_certain = None, False
-    if words or is_in_word:
+    if words or source[start - 1 : start].strip():
         same, is_certain = _same_words(source, text, (start, end))
     if align and not is_certain:
         target, sure = align((start, end))
@@ -68,7 +67,6 @@ def target_of(source: str, text: str, mark: Span, align: Align | None = None) ->
 
 
 def _trimmed(text: str, span: Span) -> Span:
-    """The span without the white space around its words."""
     words = text[slice(*span)]
     if not words.strip():
         return span
@@ -76,9 +74,11 @@ def _trimmed(text: str, span: Span) -> Span:
 
 
 def _same_words(source: str, text: str, mark: Span) -> tuple[Span | None, bool]:
-    """The nearest place of the words that a mark is around or within, and whether both have them as often."""
+    """The nearest place of the words that a mark is around, within or behind, and whether both have them as often."""
     edges = _boundaries(source)
     start, end = max(i for i in edges if i <= mark[0]), min(i for i in edges if i >= mark[1])
+    if start == end:  # behind a word, such as a note
+        start = max(i for i in edges if i < end)
     here, there = (_finds(each, source[start:end]) for each in (source, text))
     if not there:
         return None, False
@@ -89,9 +89,10 @@ def _same_words(source: str, text: str, mark: Span) -> tuple[Span | None, bool]:
 
 
 def _finds(text: str, words: str) -> list[int]:
-    edges = {*_boundaries(text)}
-    matches = regex.finditer(regex.escape(words), text, regex.IGNORECASE, overlapped=True)
-    return [match.start() for match in matches if edges.issuperset(match.span())]
+    edges = dict.fromkeys(_boundaries(text))
+    ends = (at + len(words) for at in edges)
+    spans = [span for span in zip(edges, ends, strict=True) if span[1] in edges]
+    return [at for at, end in spans if text[at:end].lower() == words.lower()]
 
 
 def _boundaries(text: str) -> list[int]:

@@ -37,11 +37,17 @@ class Markup:
 
     escape: Callable[[str], str]  # writes a text as markup
     events: Events  # the parts of some markup, for the check
-    lines: Callable[[Paragraph, str], list[str]] | None = None  # of markup, if spans are lines
-    plain: Callable[[str], str] | None = None  # writes a text that has no markup, whatever it says
+    # Of markup, if spans are lines; these texts are markup themselves
+    lines: Callable[[Paragraph, str], list[str]] | None = None
+    is_inside: bool = False  # other markup, which its words must not end
     # Makes a translation stand behind its source
     below: Callable[[str, Change, Paragraph], str] | None = None
     relabel: Relabel | None = None  # makes what is written name its language
+
+    @property
+    def writes(self) -> Callable[[str], str]:
+        """Writes a text, which may be markup itself."""
+        return str if self.lines and not self.is_inside else self.escape
 
 
 def in_markup(
@@ -49,7 +55,7 @@ def in_markup(
 ) -> Document:
     """A document of paragraphs with marks. Each is checked when it is written: what would lose some of its markup is written
     the plain way, and named. fields: `in_text`'s"""
-    inside = replace(markup, escape=markup.plain or markup.escape)  # whose words must not end it
+    inside = replace(markup, is_inside=True)
     if not markup.below:
         fields["relabel"] = markup.relabel
     return in_text(data, find, partial(_fit, markup), fit_hidden=partial(_fit, inside), **fields)
@@ -65,7 +71,7 @@ def _fit(
         value = escape(text).replace("\n", "&#10;")
         return Fitted([value if is_quoted else f'"{value}"'])
     kept_words = any_of({match[0] for match in STAND_IN.finditer(paragraph.text)})
-    if markup.lines:  # whose words are the markup's own
+    if markup.lines:
         markup = replace(markup, escape=partial(_escaped, markup.escape, kept_words))
     if targets is None:
         targets = targets_of([(paragraph.text, text)], paragraph.formatting, {})
@@ -79,10 +85,10 @@ def _fit(
     spans = placed(paragraph, text, targets)
     lost = [*lost_marks(paragraph, spans, targets)]
     words = " ".join([*paragraph.without_stand_ins(text, " ").split(), ""])
-    inside = markup.plain or markup.escape
-    ways = [(text, spans, markup.escape), (words, plain_spans(paragraph, words), inside)]
     if HIDDEN.search(raw):  # which may hold the end of what the text begins
-        ways[0] = text, spans, inside
+        markup = replace(markup, is_inside=True)
+    plain = words, plain_spans(paragraph, words), markup.escape
+    ways = [(text, spans, markup.writes), plain]
     problems = list[str]()
     for new, spans, written in ways:
         writer = Writer(paragraph, new, spans, written)
@@ -137,7 +143,7 @@ def _with_source(
     ]
     marks = tuple(mark for mark, _ in repeated)
     copy = replace(paragraph, marks=marks, ends=("", ""), edges=("", ""))
-    raw = Writer(copy, paragraph.text, [mark.span for mark in marks], markup.escape).parts()[0]
+    raw = Writer(copy, paragraph.text, [mark.span for mark in marks], markup.writes).parts()[0]
     alone = replace(markup, below=None)
     kept = [target for _, target in repeated]
     fitted = _fit(alone, source, replace(copy, raw=raw), text, kept, change)

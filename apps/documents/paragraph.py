@@ -1,5 +1,6 @@
 """Paragraphs of markup: a text and its marks, and how a translation is written with them, in its own order."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -75,6 +76,10 @@ class Paragraph(Passage):
 
     def shown(self, mark: Mark) -> str:
         return self.text[slice(*mark.span)].strip()
+
+    def meaning(self, stand_in: str) -> str:
+        raws = {self.shown(mark): mark.opens for mark in self.marks if mark.is_anchor}
+        return re.sub(r"<[^<>]*>", "", raws.get(stand_in, "")).strip() or stand_in
 
     def without_stand_ins(self, text: str, by: str) -> str:
         """The text with another character, or nothing, for those of the names by which it shows what it has no words for."""
@@ -212,6 +217,7 @@ class _Piece(NamedTuple):
     raw: str
     shown: str
     spaces: Spaces = ("", "")
+    closes: bool = False
 
 
 class Writer:
@@ -249,7 +255,8 @@ class Writer:
         for i, j in pairwise(shown):
             if is_glued(pieces[i].shown[-1], pieces[j].shown[0]):
                 space = pieces[i].spaces[1] or pieces[j].spaces[0]
-                parts[j] = self._in_run(space, self._paragraph.run) + parts[j]
+                at = next((k for k in range(i + 1, j) if not pieces[k].closes), j)
+                parts[at] = self._in_run(space, self._paragraph.run) + parts[at]
         if shown:
             parts[shown[0]] = self._in_run(lead, self._paragraph.run) + parts[shown[0]]
             parts[shown[-1]] += self._in_run(tail, self._paragraph.run)
@@ -259,12 +266,13 @@ class Writer:
         """Words and markup in their order."""
         end = 0
         for order, raw, stop, spaces in sorted(self._tags(), key=itemgetter(0)):
-            yield _Piece(self._between(end, order[0]), self._text[end : order[0]])
+            if end < order[0]:
+                yield _Piece(self._between(end, order[0]), self._text[end : order[0]])
             end = max(end, stop)
             if spaces:
                 yield _Piece(raw, ATOM, spaces)
             else:
-                yield _Piece(raw, self._text[order[0] : stop])
+                yield _Piece(raw, self._text[order[0] : stop], closes=order[1] == 0)
         yield _Piece(self._between(end, len(self._text)), self._text[end:])
 
     def own_words(self) -> list[str]:

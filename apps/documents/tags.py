@@ -17,6 +17,9 @@ _TAG = re.compile(
 _ATTRIBUTE = re.compile(  # its name, the quote around its value, and this
     r"""([^\s"'>/=]++)(?:\s*+=\s*+(["']?+)((?<=")[^"]*+|(?<=')[^']*+|[^\s"'>]++)\2)?+"""
 )
+# The kinds of marks that elements of HTML are; all others are "element"
+_PHRASES = "abbr acronym b bdi bdo big cite data del dfn em font i ins mark nobr q s small span strike strong sub sup time u"
+MARKS = dict.fromkeys(_PHRASES.split(), "look") | {"a": "link"}
 VOID = set("area base br col embed hr img input link meta param source track wbr".split())
 _RAW_TEXT = set("iframe noembed noframes script style textarea xmp".split())  # no tags in them
 

@@ -84,7 +84,7 @@ class Service:
 
     assumed_source: str | None = None  # the language if neither the options nor the model say it
     max_prompt_tokens: int | None = None  # of a sentence; None: as many as the model reads
-    aligners: dict[Languages, Aligner | None] = field(default_factory=dict)
+    aligners: dict[Languages, Aligner] = field(default_factory=dict)
 
 
 @dataclass
@@ -120,14 +120,18 @@ class Translator:
         self.cut = self.memories.cut
         memory = self.decoder.memory if self.memories.exact else None
         self._exact = memory.exact(self.source_lang, self.target_lang) if memory else {}
+        self.texts |= self._exact
         self._instruction = len(self._row("-").prompt) - 1  # tokens beside the text's
         self._terms = defaultdict[str, dict[str, None]](dict)  # with their translations
         if self.memories.terms:
             for term in self.memories.terms.fitting(self.source_lang, self.target_lang):
                 self._terms[term.prompt.casefold()][term.text] = None
         self._term_pattern = regex.compile(_TERMS, phrases=[*self._terms])
-        aligner = Aligner.of(self.decoder, self.options, bool(self._exact))
-        self.aligner = self.service.aligners.setdefault(self.languages, aligner)
+        model = self.decoder.model
+        aligners = self.service.aligners
+        if model.attention and not model.ranks and self.languages not in aligners:
+            aligners[self.languages] = Aligner(self.decoder, self.options, bool(self._exact))
+        self.aligner = aligners.get(self.languages)
         # Names for stand-ins that the vocabulary has: T5's has no braces
         tokenizers = text.prompt_tokenizer, text.tokenizer
         known = [form for form in FORMS if all(_has(each, form) for each in tokenizers)]
@@ -178,7 +182,6 @@ class Translator:
 
     def _decode(self, sentences: Sequence[str]) -> Iterator[Work]:
         """Decode sentences, whose stand-ins the model does not read. Those that lose some in all forms have no text."""
-        self.texts |= {each: self._exact[each] for each in sentences if each in self._exact}
         for form in self._forms:
             todo = {each: masked(each, form) for each in sentences if each not in self.texts}
             self._masks |= {plain for each, (plain, _) in todo.items() if plain != each}
@@ -208,7 +211,8 @@ class Translator:
             flat = _flat(passage.text), _flat(text)
             problems = [*self._problems(*flat)]
             if missing:
-                problems.append(f"not translated: check {' '.join(missing)}")
+                named = map(passage.meaning, missing)
+                problems.append(f"not translated: check {' '.join(named)}")
             problems += self._lost_terms(of_passage, aligned)
             sources = [edges(_flat(piece))[1] for piece, _ in of_passage]
             if not self.cut.isdisjoint(sources):
@@ -261,7 +265,6 @@ class Translator:
 
     def _rows(self, wanted: Sequence[str]) -> Iterator[Row]:
         """The rows of sentences without a text, the longest first, made as they are taken; documents share them."""
-        self.texts |= {each: self._exact[each] for each in wanted if each in self._exact}
         seeds = RowSeeds(self.options.seed)
         for sentence in sorted(dict.fromkeys(wanted), key=len, reverse=True):
             if sentence in self.texts:
@@ -276,7 +279,6 @@ class Translator:
             yield self._pending[sentence]
 
     def finish(self, row: Row) -> None:
-        """Take a sentence's text."""
         response = respond(row)
         del self._pending[response.prompt]
         self.on_response(response)
@@ -367,13 +369,13 @@ class Translator:
         return [*lost]
 
     def _terms_in(self, text: str) -> Iterator[Any]:
-        """The matches of a text's terms; of those that begin together the longest."""
-        matches = self._term_pattern.finditer(text.replace("\n", " "), overlapped=True)
+        """The matches of a text's terms outside of stand-ins; of those that begin together the longest."""
+        prose = STAND_IN.sub(lambda match: "\ufffc" * len(match[0]), text.replace("\n", " "))
+        matches = self._term_pattern.finditer(prose, overlapped=True)
         return (match for match in matches if match[0])
 
 
 def length(document: Document) -> int:
-    """The characters of a document's passages."""
     return sum(len(passage.text) for passage in document.passages)
 
 

@@ -2,8 +2,6 @@
 bound to. All else stays as it is."""
 
 import re
-from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -41,12 +39,13 @@ _FROM_RIGHT = re.compile(r"<[\w.-]+:(?:bidi|rtl|bidiVisual)\b[^>]*>")
 _UNSEEN = re.compile(  # in a look
     r"<(?:[\w.-]+:)?(?:lang|noProof)\b[^>]*>|<(?:[\w.-]+:)?rPrChange\b.*", re.DOTALL
 )
-_WRAPPERS = set("hyperlink ins moveTo smartTag customXml sdt sdtContent dir bdo".split())
-_MARKS = {"hyperlink": "link", "ins": "change", "moveTo": "change"}
-_STAYS = {"del": "", "moveFrom": "", "oMath": STAND_IN, "oMathPara": STAND_IN}
-_SHOWN = {"noBreakHyphen": "-", "br": " ", "cr": " ", "tab": " "}
-_RANGE = re.compile(r"((?:comment|bookmark)\w*?)(Start|End)")
-_PROPERTIES = re.compile(r"(?:p|r|sdt|smartTag|customXml)\w*Pr")  # of the element that they are in
+# Elements, all in lower case
+_WRAPPERS = set("hyperlink ins moveto smarttag customxml sdt sdtcontent dir bdo".split())
+_MARKS = {"hyperlink": "link", "ins": "change", "moveto": "change"}
+_STAYS = {"del": "", "movefrom": "", "omath": STAND_IN, "omathpara": STAND_IN}
+_SHOWN = {"nobreakhyphen": "-", "br": " ", "cr": " ", "tab": " "}
+_RANGE = re.compile(r"((?:comment|bookmark)\w*?)(start|end)")
+_PROPERTIES = re.compile(r"(?:p|r|sdt|smarttag|customxml)\w*pr")  # of the element that they are in
 _PROSE = {"HYPERLINK": "link", "TOC": "range", "FORMTEXT": "range"}  # fields that are translated
 _CODE = re.compile(  # styles
     r"(?i)(?:source|html)?[ -]?code(?:char|block)?|verbatim(?:char)?|(?:html)?preformatted(?:text)?"
@@ -55,6 +54,7 @@ _READ = {"alt", "descr", "title"}
 _CORE = "docProps/core.xml"  # the document's properties; some of them are no text
 _CORE_STAYS = "cp:contentStatus cp:lastModifiedBy cp:lastPrinted cp:revision cp:version dc:creator dc:identifier dc:language dcterms:created dcterms:modified"
 _ALT_CHUNK = re.compile(rb"<[\w.-]+:altChunk\b")
+_BOUND = re.compile(rb"<[\w.-]+:dataBinding\b(?![^>]*coreProperties)")
 _CHART = re.compile(r"word/(?:charts/chart|diagrams/data)\d*\.xml")
 
 
@@ -124,29 +124,22 @@ class _Field:
 
 def _mark_of(code: str) -> str:
     """The kind of mark that a field with this code is; none if it is not translated."""
-    name, *_ = [*code.split(), ""]
-    return _PROSE.get(name, "")
-
-
-_Parts = Iterator["Event | _Parts"]  # of a paragraph
+    return _PROSE.get(" ".join(code.split()[:1]), "")
 
 
 class _PartReader:
-    """Reads the paragraphs of a part. The names of Word's own namespace, which is the root's, are without it."""
+    """Reads the paragraphs of a part. The names of Word's own namespace, which is the root's, are without its prefix."""
 
     def __init__(self, source: str):
         self.source = source
-        root = xml_tree(source).children[0]
+        self.tree = xml_tree(source)
+        (root,) = self.tree.children
         self.prefix = "".join(re.findall(r"\A<([\w.-]+:)", source[root.start : root.inner]))
-        namespace = f"{root.name.rpartition(' ')[0]} "
-        self.begins = defaultdict[str, list[int]](list)  # of elements, by their names
         self.attributes = list[Passage]()  # that describe pictures
         for element in root.iter():
-            element.name = element.name.removeprefix(namespace)
-            self.begins[element.name].append(element.start)
-            if element.name.rpartition(" ")[2] in ("docPr", "shape"):
+            element.name = element.name.removeprefix(self.prefix.lower())
+            if element.name.rpartition(":")[2] in ("docpr", "shape"):
                 self.attributes += attributes_in(source, (element.start, element.inner), _READ)
-        self.root = root
         self.paragraphs = list[Paragraph]()
         self.tabbed = set[tuple[Span, ...]]()  # those in lines with tabs
         self.fields = list[_Field]()
@@ -154,48 +147,31 @@ class _PartReader:
     def paragraphs_in(self, source: str) -> list[Paragraph]:
         """The paragraphs. source: with other attributes in the same places"""
         self.source = source
-        self._read_paragraphs(self.root)
+        self._read_paragraphs(self.tree)
         return self.paragraphs
 
     def _read_paragraphs(self, element: Element) -> None:
-        waiting = [element]
-        while waiting:
-            each = waiting.pop()
-            if each.name == "p":
-                self._read_paragraph(each)
-            elif self._has(each, "p"):
-                waiting += reversed(each.children)
+        for child in element.children:
+            if child.name == "p":
+                self._read_paragraph(child)
+            elif child.has("p"):
+                self._read_paragraphs(child)
 
     def _read_paragraph(self, element: Element) -> None:
         if _is_code(element):
             return
         for field in self.fields:  # the rest of those that began in another paragraph
             field.place = Event("anchor", element.inner, element.inner)
-        here = list[Event]()
-        waiting = [self._read_all(element.children)]  # readers, each of what is in the one before
-        while waiting:
-            part = next(waiting[-1], None)
-            if part is None:
-                waiting.pop()
-            elif isinstance(part, Event):
-                here.append(part)
-            else:
-                waiting.append(part)
+        here = [*self._read_all(element.children)]
         paragraphs = [*paragraphs_of(self.source, here)]
         if len(paragraphs) > 1 and any(each.name == "tab" for each in here):
             self.tabbed |= {each.spans for each in paragraphs}
         self.paragraphs += paragraphs
 
-    def _has(self, element: Element, name: str) -> bool:
-        """Whether an element has one of this name in it."""
-        begins = self.begins[name]
-        number = bisect_right(begins, element.start)
-        return number < len(begins) and begins[number] < element.stop
-
     def _is_shown(self) -> bool:
         return all(field.is_prose for field in self.fields)
 
-    def _read_all(self, elements: Sequence[Element]) -> _Parts:
+    def _read_all(self, elements: Sequence[Element]) -> Iterator[Event]:
         for is_code, group in groupby(elements, lambda each: each.name == "r" and _is_code(each)):
             some = [*group]
             if is_code and self._is_shown():
@@ -203,13 +179,13 @@ class _PartReader:
                 continue
             for element in some:
                 if element.name == "r":
-                    yield self._read_run(element)
+                    yield from self._read_run(element)
                 elif not _PROPERTIES.fullmatch(element.name):
-                    yield self._read(element, Event("anchor", element.start, element.stop))
+                    yield from self._read(element, Event("anchor", element.start, element.stop))
 
-    def _read_run(self, element: Element) -> _Parts:
+    def _read_run(self, element: Element) -> Iterator[Event]:
         """Read a run, as if each thing in it had one of its own."""
-        parts = [child for child in element.children if child.name != "rPr"]
+        parts = [child for child in element.children if child.name != "rpr"]
         head = self.source[element.start : element.inner]
         look = ""
         if parts != element.children:
@@ -223,70 +199,70 @@ class _PartReader:
                 place = place._replace(start=element.start, before=None)
             if part is parts[-1]:
                 place = place._replace(stop=element.stop, after=None)
-            yield self._read(part, place, run)
+            yield from self._read(part, place, run)
 
-    def _read(self, element: Element, place: Event, run: Run | None = None) -> _Parts:
+    def _read(self, element: Element, place: Event, run: Run | None = None) -> Iterator[Event]:
         """Read what is in a run or a paragraph. place: its own, with its run if it is the only thing there"""
         name = element.name
         edge = _RANGE.fullmatch(name)
-        if name in ("fldChar", "instrText"):
-            yield self._read_field(element, place)
+        if name in ("fldchar", "instrtext"):
+            yield from self._read_field(element, place)
         elif not self._is_shown():
-            yield self._read_all(element.children)
+            yield from self._read_all(element.children)
         elif edge:
-            kind = {"Start": "open", "End": "close"}[edge[2]]
-            of = f"{edge[1]} {attribute(element, 'id')}"
+            kind = {"start": "open", "end": "close"}[edge[2]]
+            of = f"{edge[1]} {element.attribute('id')}"
             yield place._replace(kind=kind, name=of, mark="range")
         elif name in ("t", "ruby"):
             yield self._text(element, place, run)
         elif name in _SHOWN:
             yield place._replace(kind="break", words=_SHOWN[name], name=name)
-        elif self._has(element, "p") and name not in _WRAPPERS:
+        elif element.has("p") and name not in _WRAPPERS:
             yield place._replace(kind="hole")
             self._read_paragraphs(element)
-        elif name == "sdt" and any(p.name.endswith(" checkbox") for p in _properties(element)):
+        elif name == "sdt" and any(p.name.endswith(":checkbox") for p in _properties(element)):
             yield place._replace(words=STAND_IN)
         elif not run and self._mark(element):
-            yield self._read_element(element)
-        elif name == "fldSimple" and self._has(element, "t"):
+            yield from self._read_element(element)
+        elif name == "fldsimple" and element.has("t"):
             yield place._replace(words=STAND_IN)
-        elif name != "softHyphen":
-            yield place._replace(words=_STAYS.get(name.rpartition(" ")[2], ""))
+        elif name != "softhyphen":
+            yield place._replace(words=_STAYS.get(name.rpartition(":")[2], ""))
 
     def _mark(self, element: Element) -> str:
         """The kind of mark of an element whose words are the paragraph's; none for others."""
-        if element.name == "fldSimple":
-            return _mark_of(attribute(element, "instr"))
-        is_around = element.name in _WRAPPERS or self._has(element, "r")
-        if not is_around or element.name.rpartition(" ")[2] in _STAYS:
+        if element.name == "fldsimple":
+            return _mark_of(element.attribute("instr"))
+        is_around = element.name in _WRAPPERS or element.has("r")
+        if not is_around or element.name.rpartition(":")[2] in _STAYS:
             return ""
         return _MARKS.get(element.name, "element")
 
     def _text(self, element: Element, place: Event, run: Run | None) -> Event:
         """A text, without the reading of its signs."""
-        base = [each for each in element.iter() if each.name == "rubyBase"] or [element]
+        base = [each for each in element.iter() if each.name == "rubybase"] or [element]
         texts = [each for each in base[0].iter() if each.name == "t"]
         raw = "".join(self.source[each.inner : each.end] for each in texts)
         return place._replace(kind="text", words=unescape(raw), run=run)
 
-    def _read_element(self, element: Element) -> _Parts:
+    def _read_element(self, element: Element) -> Iterator[Event]:
         properties = [each for each in element.children if _PROPERTIES.fullmatch(each.name)]
         begin = max([element.inner, *(each.stop for each in properties)])
         name = element.name
         yield Event("open", element.start, begin, name=name, mark=self._mark(element))
-        yield self._read_all(element.children)
+        yield from self._read_all(element.children)
         yield Event("close", element.end, element.stop, name=name)
 
-    def _read_field(self, element: Element, place: Event) -> _Parts:
+    def _read_field(self, element: Element, place: Event) -> Iterator[Event]:
         """Read a field's begin, its code, where its result begins, or its end."""
-        kind = attribute(element, "fldCharType")
+        kind = element.attribute("fldchartype")
         if kind == "begin":
             self.fields.append(_Field(place))
         if not self.fields:
             return
         field = self.fields[-1]
         field.has_result = field.has_result or kind == "separate"
-        if element.name == "instrText":
+        if element.name == "instrtext":
             field.code += self.source[element.inner : element.end]
         elif kind == "end":
             self.fields.pop()
@@ -308,21 +284,16 @@ def _properties(element: Element) -> list[Element]:
 
 def _is_code(element: Element) -> bool:
     """Whether the style of a paragraph, or of a run that is no field's edge, is one of code."""
-    if any(child.name == "fldChar" for child in element.children):
+    if any(child.name == "fldchar" for child in element.children):
         return False
-    names = ("pStyle", "rStyle")
-    styles = [each.attributes for each in _properties(element) if each.name in names]
-    return any(_CODE.fullmatch(value) for style in styles for value in style.values())
-
-
-def attribute(element: Element, name: str) -> str:
-    """An attribute of this name, in whatever namespace; empty if there is none."""
-    return next((v for key, v in element.attributes.items() if key.split(" ")[-1] == name), "")
+    styles = [each for each in _properties(element) if each.name in ("pstyle", "rstyle")]
+    return any(_CODE.fullmatch(style.attribute("val")) for style in styles)
 
 
 def _untranslated(files: Mapping[str, bytes]) -> list[str]:
-    """Notes of what stays in a file beside its text."""
     charts = sum(_CHART.fullmatch(name) is not None for name in files)
     embedded = sum(len(_ALT_CHUNK.findall(data)) for data in files.values())
+    bound = sum(len(_BOUND.findall(data)) for data in files.values())
     counts = {"charts and diagrams": charts, "embedded documents": embedded}
+    counts["data that controls are bound to, whose text Word shows instead"] = bound
     return [f"not translated: {kind} ({count})" for kind, count in counts.items() if count]

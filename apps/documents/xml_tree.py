@@ -1,63 +1,58 @@
 """The elements of XML, with their places in the source."""
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from xml.parsers import expat
+from xml.etree import ElementTree
 
+from apps.documents.tags import attributes_of, html_tokens
 from speculative.common.errors import InputError
-
-_REST_OF_TAG = re.compile(r"""(?:[^>"']|"[^"]*"|'[^']*')*+>""")
-_NOT_ASCII = re.compile(r"[^\0-\x7f]")
 
 
 @dataclass(slots=True)
 class Element:
-    """An element of XML, and where it and its content are in the source. name: its namespace, a space and the local name"""
+    """An element of XML, and where it and its content are in the source. name: with its prefix, in lower case"""
 
     name: str
-    attributes: Mapping[str, str]
+    tag: str
     start: int
     inner: int
-    end: int = 0
-    stop: int = 0
+    end: int
+    stop: int
     children: list["Element"] = field(default_factory=list)
 
     def iter(self) -> Iterator["Element"]:
         """It and all in it, in the source's order."""
-        waiting = [self]
-        while waiting:
-            element = waiting.pop()
-            yield element
-            waiting += reversed(element.children)
+        yield self
+        for child in self.children:
+            yield from child.iter()
+
+    def has(self, name: str) -> bool:
+        return any(each.name == name for each in self.iter())
+
+    def attribute(self, name: str) -> str:
+        """An attribute of this name, with whatever prefix; empty if there is none."""
+        found = attributes_of(self.tag).items()
+        return next((value for key, value in found if key.rpartition(":")[2] == name), "")
 
 
 def xml_tree(source: str) -> Element:
     """Some XML; its root is the only child. InputError if it is not well-formed, or has a document type and with it entities."""
     if "<!DOCTYPE" in source:
         raise InputError("it has a document type")
-    parser = expat.ParserCreate("us-ascii", " ")
-    opened = [Element("", {}, 0, 0)]
-    shift = len(source) - len(source.lstrip("\ufeff"))
-
-    def begin(name: str, attributes: Mapping[str, str]) -> None:
-        start = parser.CurrentByteIndex + shift
-        rest = _REST_OF_TAG.match(source, start)
-        assert rest
-        element = Element(name, attributes, start, rest.end())
-        opened[-1].children.append(element)
-        opened.append(element)
-
-    def end(_: str) -> None:
-        element = opened.pop()
-        element.end = element.stop = parser.CurrentByteIndex + shift
-        if not source.endswith("/>", element.start, element.inner):
-            element.stop = source.index(">", element.end) + 1
-
-    parser.StartElementHandler = begin
-    parser.EndElementHandler = end
     try:
-        parser.Parse(_NOT_ASCII.sub("_", source[shift:]), True)  # so that bytes are characters
-    except expat.ExpatError as error:
+        ElementTree.fromstring(source)
+    except ElementTree.ParseError as error:
         raise InputError(str(error)) from None
+    opened = [Element("", "", 0, 0, 0, 0)]
+    for token in html_tokens(source, is_xml=True):
+        if token.kind == "close":
+            element = opened.pop()
+            element.end = token.start
+            element.stop = token.stop
+        elif token.name:
+            tag = source[token.start : token.stop]
+            element = Element(token.name, tag, token.start, token.stop, token.stop, token.stop)
+            opened[-1].children.append(element)
+            if token.kind == "open":
+                opened.append(element)
     return opened[0]

@@ -121,6 +121,16 @@ def test_a_sentence_cut_short_is_named(run, tmp_path, monkeypatch):
     assert "a.txt, line 4: a sentence was cut short; see --max-tokens" in result.stderr
 
 
+def test_a_report_shows_stand_ins_and_what_is_missing_in_words(run, tmp_path):
+    (tmp_path / "a.html").write_text(f"<p>{HAUS}</p>\n<p>See <code>x <b>= 1</b></code> sees.</p>")
+    result = run("a.html", "--to", "de", "--report", "r.tsv")
+    assert "a.html, line 2: not translated: check x = 1" in result.stderr
+    assert (tmp_path / "r.tsv").read_text().splitlines()[1:] == [
+        f"a.html\tline 1\t{HAUS}\t{GERMAN[HAUS]}\t",
+        "a.html\tline 2\tSee {1} sees.\tSee {1} sees.\tnot translated: check x = 1",
+    ]
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [

@@ -130,6 +130,10 @@ def test_a_folders_translations_are_not_its_sources(run, tmp_path):
     assert files(book) == sorted([*sources, *texts, "film.de.txt", "film.fr.txt"])
     assert run("book/a.de.txt", "--to", "fr").returncode == 0  # one that is named is
     assert (book / "a.de.fr.txt").exists()
+    for language in ("fr", "de", "fr"):  # into folders
+        result = run("book", "--from", "en", "--to", language, "-o", f"book/{language}", "--force")
+    assert "book/de/a.txt is left out: a translation of book/a.txt" in result.stderr
+    assert not [*book.glob("*/*/*")] and len(files(book / "fr")) == len(files(book / "de")) == 3
 
 
 def test_a_name_that_no_file_can_have_costs_that_file_alone(run, tmp_path):

@@ -10,7 +10,6 @@ import pytest
 from apps.documents.alignment import _WORD, Aligner, Alignment
 from decoder import SpeculativeDecoder, load
 from demo.pair import demo_model
-from speculative.models.contract import Model
 from speculative.step.options import Options
 from speculative.text.languages import Languages
 from speculative.text.text_side import Prompt, TextSide
@@ -140,7 +139,7 @@ class Scripted:
 def scripted_aligner() -> Aligner:
     tokenizer = byte_tokenizer()
     model = Scripted()
-    return Aligner.of(SimpleNamespace(model=model, text=TextSide(tokenizer)), Options())
+    return Aligner(SimpleNamespace(model=model, text=TextSide(tokenizer)), Options())
 
 
 PAIR = "red big house", "house red big"
@@ -210,7 +209,7 @@ def test_tokens_have_their_characters_however_a_text_is_framed(kind):
 
 def test_the_demos_words_and_phrases_are_where_its_texts_have_them():
     decoder = SpeculativeDecoder(*load(str(demo_model("target"))))
-    aligner = Aligner.of(decoder, Options(target_lang="fr"))
+    aligner = Aligner(decoder, Options(target_lang="fr"))
     alignments = aligner.align(
         [
             ("The old king sees the red house.", "Le vieux roi voit la maison rouge."),
@@ -228,4 +227,3 @@ def test_the_demos_words_and_phrases_are_where_its_texts_have_them():
         start = alignment.source.index(mark)
         (begin, stop), sure = alignment.span((start, start + len(mark)))
         assert (alignment.text[begin:stop], sure) == (expected, True)
-    assert Aligner.of(SimpleNamespace(model=Model(), text=None), Options()) is None

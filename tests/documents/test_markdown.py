@@ -12,8 +12,12 @@ DIALECTS = [
     ("old[^1]\n\n[^1]: old\n    one.\n\n    old two.\n\n[^2]: old\n", ["old", "old one.", "old two.", "old"]),
     ("old $a_1$ for $5\n\n$$\nit stays\n$$\n", ["old {1} for $5"]),
     ("$a$ is old 5\n", ["{1} is old 5"]),
+    ("$$\nit stays\n$$ {#eq-x}\n\n%%\nit stays\n%%\n\nold\n", ["old"]),
     ("old.  \nTwo\\\nold\\\nThree\n", ["old.", "Two old", "Three"]),
     ("old <kbd>Ctrl</kbd> <code>it stays</code> old\n", ["old {1} {2} old"]),
+    ('An old {{ "*a*" }} king [[it *stays*]] sees {a_b} _one_ <code>{"_"}</code>\n', ['An old {{ "*a*" }} king [[it *stays*]] sees {a_b} one {1}']),
+    ("```{note} An old *one*\n:class: x\nold ones\n```\n\n> ```{tip}\n> old\n> ```\n", ["An old one", "old ones", "old"]),
+    ("| An old king\n| sees old doors.\n\n:::{card} old\nold\n+++\nold ones\n+++ old\n:::\n", ["An old king", "sees old doors.", "old", "old", "old ones", "old"]),
     ("A word\n: old\n\n- [x] old\n", ["A word", "old", "old"]),
     ('!!! note "old note"\n    old\n\n!!! Note\n    old\n', ["old note", "old", "old"]),
 ]  # fmt: skip
@@ -41,8 +45,10 @@ Yes.
 Yes.
 ```
 
-[old]: x.png
+[old]: x.png "An old title"
 [b]: y.png
+
+    [c]: z.png "it stays"
 """
 
 
@@ -50,7 +56,7 @@ def test_alternative_texts_titles_and_boxes_heads_are_texts():
     document = FORMATS[".md"](BESIDE.encode())
     texts = [passage.text for passage in document.passages]
     assert document.write(texts).data.decode() == BESIDE
-    titles = {"The old house", "The old door", "The old king", "An old one"}
+    titles = {"The old house", "The old door", "The old king", "An old one", "An old title"}
     assert {text for text in texts if "old" in text} == titles | {"old king", "old {1}"}
     new = document.write([text.replace("old", "new") for text in texts]).data.decode()
     assert new == BESIDE.replace("old", "new").replace("![new][]", "![old][]").replace(

@@ -73,6 +73,9 @@ def test_a_term_is_checked_at_its_own_words(into_french):
     # One of several is enough, and only those of these languages count.
     terms += [Pair("house", "maison"), Pair("king", "reine", "en", "de"), Pair("king", "x", "de")]
     assert into_french(text, ".txt", terms)[1] == []
+    # What the model does not read stays as it is.
+    kept = into_french("{house} sees.", ".txt", [Pair("{house}", "maison")])[1]
+    assert kept == ["line 1: not translated: check {house}"]
 
 
 @pytest.fixture
@@ -140,3 +143,5 @@ def test_pictures_are_copied_or_named(stub):
     assert (data, problems) == ("a 😀 king\n", [])  # from a second try with a plain token
     _, problems = stub(lambda text: "nein", "a 😀 king\n", ".txt")
     assert problems == ["line 1: not translated: check 😀"]
+    _, problems = stub(lambda text: "nein", "a <i>b</i> <code>x <b>1</b></code>", ".html")
+    assert problems == ["line 1: not translated: check x 1"]
