@@ -11,6 +11,8 @@ import pytest
 gc.disable()
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# On a processor MLX compiles fused functions with g++, a second each: `compiled` has them.
+os.environ["MLX_DISABLE_COMPILE"] = "1"
 # Before torch and MLX are imported: the models are so small that threads only wait for each other.
 for _library in ("OMP", "OPENBLAS", "BLIS"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
