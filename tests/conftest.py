@@ -11,6 +11,8 @@ import pytest
 gc.disable()
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# On a processor MLX compiles functions with g++, a second each.
+os.environ["MLX_DISABLE_COMPILE"] = "1"
 # Before torch and MLX are imported: the models are so small that threads only wait for each other.
 for _library in ("OMP", "OPENBLAS", "BLIS"):
     os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
@@ -44,13 +46,13 @@ def cpu():
 
 
 @pytest.fixture
-def uncompiled():
-    """For tests that only open mlx-lm's models: on a processor MLX compiles their functions with g++, a second each."""
+def compiled():
+    """As users have it."""
     import mlx.core as mx
 
-    mx.disable_compile()
-    yield
     mx.enable_compile()
+    yield
+    mx.disable_compile()
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,9 @@ def reported(folder: Path, *arguments) -> tuple[str, dict]:
 @pytest.mark.slow
 def test_speed_of_the_users_models_as_tables_and_json(demo_folders):
     models = "--model demo-target --draft-model demo-draft --drafter model lookup both"
-    options = "--kinds repair number --examples 1 --num-draft 4 auto --batch-size 1 2"
+    options = (
+        "--kinds repair number --examples 1 --num-draft 4 auto --batch-size 1 2 --max-tokens 12"
+    )
     printed, data = reported(demo_folders, *models.split(), *options.split())
     assert list(data["kinds"]) == ["repair", "number"]
     for kind, report in data["kinds"].items():

@@ -32,7 +32,7 @@ def notes(monkeypatch):
 def eager(monkeypatch):
     """Trains early, without asking whether it pays."""
     monkeypatch.setattr(kept_texts, "FIRST", 8)
-    monkeypatch.setattr(learning, "EPOCHS", 16)
+    monkeypatch.setattr(learning, "EPOCHS", 8)
     monkeypatch.setattr(learning, "pays", lambda measured: True)
 
 
@@ -52,9 +52,9 @@ def test_texts_are_those_without_a_draft_model(
     """While a draft model is trained and swapped in beside rows that have begun."""
     generate = dict(max_tokens=24, batch_size=batch_size, **options)
     plain = SpeculativeDecoder(decoder.model, decoder.tokenizer)
-    expected = plain.batch_generate(PROMPTS[:40], num_draft=0, **generate)
+    expected = plain.batch_generate(PROMPTS[:24], num_draft=0, **generate)
     learned, learner = learns(decoder.model, decoder.tokenizer, tmp_path / "draft")
-    found = learned.batch_generate(PROMPTS[:40], num_draft=3, **generate)
+    found = learned.batch_generate(PROMPTS[:24], num_draft=3, **generate)
     assert [each.text for each in found] == [each.text for each in expected]
     assert learner.version and sum(each.stats.draft_tokens for each in found)
     notes.clear()
@@ -137,14 +137,14 @@ def test_a_server_trains_in_pieces_while_it_is_idle(decoder, eager, tmp_path, mo
     monkeypatch.setattr(training.Training, "is_news", lambda self, _: self.steps_done > 0)
     learned, learner = learns(decoder.model, decoder.tokenizer, tmp_path / "draft", serves=True)
     monkeypatch.setattr(learning, "SLICE_SECONDS", 1e9)
-    learned.batch_generate(PROMPTS[:12], max_tokens=24)
+    learned.batch_generate(PROMPTS[:24], max_tokens=24)
     assert not learner.version
     pieces = 0
     while learner.idle():
         pieces += 1
     assert learner.version and pieces > 10
     assert not load(tmp_path / "draft")[0].held_out  # what was asked stays in memory
-    learned.batch_generate(PROMPTS[12:26], max_tokens=24)
+    learned.batch_generate(PROMPTS[24:50], max_tokens=24)
     monkeypatch.setattr(learning, "SLICE_SECONDS", 0)
     while learner.idle():
         pass

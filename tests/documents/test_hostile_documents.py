@@ -46,15 +46,15 @@ LONG = {
 @pytest.mark.parametrize("kind", [".txt", ".html", ".md", ".srt"])
 @pytest.mark.parametrize("source", LONG)
 def test_time_is_linear(kind, source):
-    """Quadratic time takes minutes here."""
-    data = source.format(LONG[source] * 20_000).encode()
+    """Quadratic time takes minutes with five times as much."""
+    data = source.format(LONG[source] * 4000).encode()
     began = time.process_time()
     try:
         document = read(Path(f"a{kind}"), data, "utf-8")
         document.write([passage.text[::2] for passage in document.passages])
     except InputError as error:
         assert "no cue" in str(error)
-    assert time.process_time() - began < 10
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from helpers import checkpoints
-from helpers.oracle import flat_weights
+from helpers.oracle import flat_weights, until
 from model import T5
 from speculative.checkpoints.folder import open_checkpoint
 from speculative.checkpoints.tensors import to_mlx
@@ -110,9 +110,3 @@ def reference_texts(
         **settings,
     )
     return [until(eos, row[1:]) for row in rows.tolist()]
-
-
-def until(eos: list[int], tokens: list[int]) -> list[int]:
-    """Tokens up to the first end of sequence."""
-    end = next((i for i, token in enumerate(tokens) if token in eos), len(tokens))
-    return tokens[: end + 1]

@@ -1,6 +1,7 @@
-"""A slow greedy decoder to hold the fast one against: no cache, one token at a time."""
+"""A slow greedy decoder to hold the fast one against: nothing cached, one token at a time."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -9,17 +10,20 @@ from mlx.utils import tree_flatten
 from model import T5
 
 
-def greedy(model: T5, source: list[int], max_tokens: int) -> list[int]:
-    """The tokens after the start token, the end of sequence included."""
-    tokens = [model.config.decoder_start_token_id]
-    while len(tokens) <= max_tokens:
-        cache = model.start([source])
-        positions = np.arange(len(tokens), dtype=np.int32)[None]
-        logits = model.decode(mx.array([tokens]), positions, cache)
-        tokens.append(mx.argmax(logits[0, -1]).item())
-        if tokens[-1] in model.config.eos_token_ids:
-            break
-    return tokens[1:]
+def greedy(model: T5, sources: list[list[int]], max_tokens: int) -> list[list[int]]:
+    """Of each source the tokens after the start token, the end of sequence included."""
+    tokens = mx.full((len(sources), 1), model.config.decoder_start_token_id)
+    while (count := tokens.shape[1]) <= max_tokens:
+        positions = np.tile(np.arange(count, dtype=np.int32), (len(sources), 1))
+        logits = model.decode(tokens, positions, model.start(sources))
+        tokens = mx.concatenate([tokens, mx.argmax(logits[:, -1:], axis=-1)], axis=1)
+    return [until(model.config.eos_token_ids, row[1:]) for row in tokens.tolist()]
+
+
+def until(ends: Sequence[int], tokens: list[int]) -> list[int]:
+    """Tokens up to the first end of sequence."""
+    end = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
+    return tokens[: end + 1]
 
 
 def with_eos(model: T5, *tokens: int) -> None:

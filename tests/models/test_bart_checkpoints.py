@@ -118,7 +118,7 @@ def test_converted_checkpoints_write_transformers_texts(bart_folders, tmp_path, 
             bad_words_ids=[[bans]] if "marian" in name else None,
         )[0].tolist()
         assert output[:1] == prefix
-        assert greedy(model, source, 8) == output[1:]
+        assert greedy(model, [source], 8) == [output[1:]]
     # What a text shows of special tokens: nothing.
     ids = [i for i in (*tokens.all_special_ids, *range(20, 30)) if i < model.config.vocab_size]
     stream = TextStream(tokenizer, SpeculativeDecoder(model, tokenizer).maker.hidden)

@@ -74,6 +74,10 @@ VALUES = {
 OTHERS = """enable_thinking continue_final_message add_generation_prompt instructions max_completion_tokens max_output_tokens max_tokens
     model num_draft_tokens origins parallel_tool_calls repetition_context_size stream top_k"""
 VALUES |= {field: [] for field in OTHERS.split()}
+NORMAL = [
+    {"prompt": PROMPT, "max_tokens": 8, **each}
+    for each in ({}, {"temperature": 1.0, "seed": 1}, {"num_draft": 0, "logprobs": 2})
+]
 
 
 def fields_of(kind) -> set[str]:
@@ -86,7 +90,8 @@ def api(decoder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(decoder.model.config), "max_positions", 64)
         engine = Engine(decoder, Options(num_draft=3), 8, 9999)
-        yield Api(engine, Gate("m"), Limits(4096, 8, 1, 1, 1))
+        texts = [alone(decoder, each) for each in NORMAL]
+        yield Api(engine, Gate("m"), Limits(4096, 8, 1, 1, 1)), texts
 
 
 def test_every_field_has_its_values():
@@ -99,21 +104,18 @@ FIELDS = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) 
 
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_request_changes_nothing_beside_it(api, field):
-    engine = api.engine
-    normal = [{}, {"temperature": 1.0, "seed": 1}, {"num_draft": 0, "logprobs": 2}]
-    normal = [{"prompt": PROMPT, "max_tokens": 8, **each} for each in normal]
-    texts = [alone(engine.decoder, each) for each in normal]
-    beside = []
+    api, texts = api
+    engine, beside = api.engine, []
     kinds = [kind for kind in REQUESTS if field in fields_of(kind) | {*OPTION_NAMES}]
     for value, kind in zip([*ODD, *VALUES[field]], cycle(kinds)):
-        number = len(beside) % len(normal)
+        number = len(beside) % len(NORMAL)
         fields = REQUESTS[kind] | {"temperature": number} | {field: value}
         try:
             odd = api._writer(parse(json.dumps(fields).encode(), kind)).rows
         except InputError as error:
             assert "\n" not in str(error)
             continue
-        (row,) = api._writer(parse(json.dumps(normal[number]).encode(), Completion)).rows
+        (row,) = api._writer(parse(json.dumps(NORMAL[number]).encode(), Completion)).rows
         beside.append((row, texts[number]))
         engine.submit([row, *odd[:3]], lambda: None)
     engine._decode(engine, engine.batch_size)  # raises what a step raises

@@ -32,7 +32,7 @@ BODIES = {  # routes for texts -> bodies of first requests
     "/v2/check?language=auto&text=The+kng.": [{}],
     "/v2/translate": [{"text": ["<x>King</x>"], "target_lang": "DE", "tag_handling": "xml"}],
 }
-DOCUMENTS = ["a.txt", "a.md", "a.html", "a.srt", "a.ass", "a.po", "a.docx", "a.epub"]
+DOCUMENTS = ["a.txt", "a.po", "a.docx"]  # each is read in a process of its own
 
 
 def routes_of(routes, before: str = ""):

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.programs import ANSWER, PROMPT, call
-from helpers.serving import Server, openai_client
+from helpers.serving import Server, form, openai_client
 
 import serve
 from apps.cli import models
@@ -209,6 +209,12 @@ def test_a_choice_that_cannot_be_written_leaves_the_others(server):
     assert server.post(choice)[1]["choices"][0]["text"] == "zwei"
 
 
+def test_sounds_are_not_for_a_model_of_text(server):
+    body, headers = form({})
+    status, answer = server.post(body, "/v1/audio/transcriptions", **headers)
+    assert status == 400 and "reads text, not audio" in answer["error"]["message"]
+
+
 def test_other_pages_of_a_browser_cannot_ask(server):
     status, _ = server.post(b'{"prompt": "x"}', **{"content-type": "text/plain"})
     assert status == 415
@@ -305,9 +311,9 @@ def test_slow_readers_hold_nobody_up(server):
     slow = {**long(300), "stream": True, "logprobs": 20}  # half a megabyte
     finished = 'texts_total{finish_reason="length"}'
     before = server.metric(finished)
-    connections = [begin(server, slow) for _ in range(4)]
+    connections = [begin(server, slow) for _ in range(2)]
     assert server.post({"prompt": PROMPT})[1]["choices"][0]["text"] == ANSWER
-    server.until(finished, before + 4)  # though nothing was read
+    server.until(finished, before + 2)  # though nothing was read
     with connections[0].makefile("rb") as stream:
         received = list(iter(stream.readline, b"data: [DONE]\n"))
     assert sum(b'"finish_reason": "length"' in line for line in received) == 1
@@ -318,7 +324,7 @@ def test_slow_readers_hold_nobody_up(server):
 def test_a_signal_finishes_what_runs_and_refuses_the_rest(demo_folders, decoder):
     with Server(demo_folders, "--batch-size", "4") as server, ThreadPoolExecutor(10) as clients:
         # Some seconds' work: they have to run until the signal has come.
-        posted = [clients.submit(server.post, long(500)) for _ in range(9)]
+        posted = [clients.submit(server.post, long(300)) for _ in range(9)]
         server.until("texts_running", 4)
         server.until("texts_waiting", 5)
         server.process.send_signal(signal.SIGTERM)
@@ -327,7 +333,7 @@ def test_a_signal_finishes_what_runs_and_refuses_the_rest(demo_folders, decoder)
         assert server.process.wait(30) == 0
     assert sorted(status for status, _ in answers) == [200] * 4 + [503] * 5
     finished = [a["choices"][0]["text"] for status, a in answers if status == 200]
-    assert finished == [decoder.generate(**long(500))] * 4
+    assert finished == [decoder.generate(**long(300))] * 4
 
 
 def test_a_second_signal_ends_at_once(demo_folders):

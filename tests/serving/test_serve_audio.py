@@ -13,12 +13,13 @@ from urllib.parse import urlencode
 import numpy as np
 import pytest
 from helpers import whisper_models as wm
-from helpers.programs import ROOT, call, run
+from helpers.programs import ROOT, call
 from helpers.serving import WATCHED, Server, form, heavy
 from helpers.sounds import sound_file, write_wav
 
 pytestmark = pytest.mark.slow
 openai = pytest.importorskip("openai")
+ONE = {"best_of": 1}
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +34,10 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(folder):
     limit = "--max-seconds", "1000"
-    with Server(folder, "--model", "target", "--draft-model", "shared", *limit) as server:
+    arguments = "--model", "target", "--draft-model", "shared", *limit
+    with Server(folder, *arguments, program=WATCHED) as server:
         yield server
+        assert heavy(server) == []  # whatever was the first request of its kind
 
 
 @pytest.fixture(scope="module")
@@ -43,34 +46,37 @@ def client(server):
         yield client
 
 
+@pytest.fixture(scope="module")
+def small(folder):
+    """A server that takes little at once."""
+    limits = "--batch-size 1 --queue 1 --max-upload 1 --upload-seconds 1".split()
+    with Server(folder, "--model", "target", *limits) as server:
+        yield server
+
+
+@cache
 def printed(folder, name, *arguments):
-    models = ("--model", "target", "--num-draft", "0", "--temperature", "1")
+    models = "--model target --num-draft 0 --temperature 1 --best-of 1".split()
     return call(name, *models, *arguments, cwd=folder, script="transcribe.py").stdout
 
 
 def ask(client, folder, name, **fields):
     with open(folder / name, "rb") as file:
         return client.audio.transcriptions.create(
-            model="target", file=file, **{"temperature": 1.0} | fields
+            model="target", file=file, **{"temperature": 1.0, "extra_body": ONE} | fields
         )
 
 
-def test_no_first_request_imports_anything_on_the_event_loop(folder):
-    with (
-        Server(folder, "--model", "target", program=WATCHED) as server,
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client,
-    ):
-        for kind in ("verbose_json", "json", "text", "srt", "vtt"):
-            ask(client, folder, "0.wav", response_format=kind)
-        extra = {"reference": "x", "vad_filter": True, "origins": True}
-        [*ask(client, folder, "0.wav", stream=True, extra_body=extra)]
-        with client.realtime.connect(extra_query={"intent": "transcription"}) as connection:
-            session = {"type": "transcription", "audio": {"input": {"turn_detection": None}}}
-            connection.session.update(session=session)
-            connection.input_audio_buffer.append(audio=b64encode(b"\0" * 48000).decode())
-            connection.input_audio_buffer.commit()
-            next(event for event in connection if event.type.endswith("completed"))
-    assert heavy(server) == []
+def test_requests_of_every_kind_are_answered(client, folder):
+    """Without imports on the event loop: see `server`."""
+    extra = ONE | {"reference": "x", "vad_filter": True, "origins": True}
+    assert [*ask(client, folder, "0.wav", stream=True, extra_body=extra)]
+    with client.realtime.connect(extra_query={"intent": "transcription"}) as connection:
+        session = {"type": "transcription", "audio": {"input": {"turn_detection": None}}}
+        connection.session.update(session=session)
+        connection.input_audio_buffer.append(audio=b64encode(b"\0" * 48000).decode())
+        connection.input_audio_buffer.commit()
+        next(event for event in connection if event.type.endswith("completed"))
 
 
 @pytest.mark.parametrize("kind", ["srt", "vtt", "json", "text", "verbose_json"])
@@ -117,14 +123,12 @@ def test_words_are_transcribe_pys(client, folder):
     assert ask(client, folder, "3.wav", response_format="verbose_json").words is None
 
 
-def test_limits_of_uploads_are_flags(folder):
-    write_wav(folder / "large.wav", 40)
-    with Server(folder, "--model", "target", "--max-upload", "1", "--upload-seconds", "1") as small:
-        post = partial(small.post, path="/v1/audio/transcriptions")
-        body, headers = form({}, (folder / "large.wav").read_bytes())
-        assert post(body, **headers)[0] == 413
-        headers["content-length"] = str(len(body) + 9)
-        assert post(body[: 1 << 19], **headers)[0] == 408
+def test_limits_of_uploads_are_flags(small):
+    post = partial(small.post, path="/v1/audio/transcriptions")
+    body, headers = form({}, b"x" * (1 << 20))
+    assert post(body, **headers)[0] == 413
+    headers["content-length"] = str(len(body) + 9)
+    assert post(body[: 1 << 19], **headers)[0] == 408
 
 
 def test_several_at_once_are_each_its_own(client, folder):
@@ -154,11 +158,11 @@ def test_bazarrs_requests_are_answered_as_by_whisper_asr_webservice(server, fold
         return server.post(body, f"{path}?{urlencode(query)}", **about, **dict(headers))
 
     for output, task in (("srt", "translate"), ("srt", "transcribe"), ("txt", "transcribe")):
-        given = dict(task=task, language="de", temperature="1")
+        given = dict(task=task, language="de", temperature="1", **ONE)
         answer = printed(folder, "3.wav", "-f", output, "--task", task, "--language", "de")
         assert post("/asr", output=output, **given, **of_film) == (200, answer)
     assert post("/asr", raw + b"?", **given, **of_film) == (200, answer)  # txt is the default
-    _, found = post("/asr", output="json", temperature="1", **of_film)
+    _, found = post("/asr", output="json", temperature="1", **of_film, **ONE)
     expected = json.loads(printed(folder, "3.wav", "-f", "json"))
     assert found.keys() == expected.keys() and found["text"] == expected["text"]
     assert all(segment["no_speech_prob"] > 0 for segment in found["segments"])
@@ -171,18 +175,17 @@ def test_bazarrs_requests_are_answered_as_by_whisper_asr_webservice(server, fold
         assert post(path, headers={"origin": "http://elsewhere"})[0] == 403
 
 
-def test_what_is_too_much_is_refused_before_its_stream_begins(client, folder):
+def test_what_is_too_much_is_refused_before_its_stream_begins(client, small, folder):
     def stream(_):
         try:
-            *_, done = ask(small, folder, "3.wav", stream=True)
+            *_, done = ask(other, folder, "3.wav", stream=True)
         except openai.InternalServerError as error:
             return error.status_code
         return done.text
 
     whole = ask(client, folder, "3.wav").text
     with (
-        Server(folder, "--model", "target", "--batch-size", "1", "--queue", "1") as server,
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as small,
+        openai.OpenAI(base_url=f"{small.url}/v1", api_key="none", max_retries=0) as other,
         ThreadPoolExecutor(8) as pool,
     ):
         assert set(pool.map(stream, range(8))) == {whole, 503}
@@ -190,7 +193,9 @@ def test_what_is_too_much_is_refused_before_its_stream_begins(client, folder):
 
 def test_translations_are_another_task(client, folder):
     with open(folder / "1.wav", "rb") as file:
-        found = client.audio.translations.create(model="target", file=file, temperature=1.0)
+        found = client.audio.translations.create(
+            model="target", file=file, temperature=1.0, extra_body=ONE
+        )
     expected = json.loads(printed(folder, "1.wav", "-f", "json", "--task", "translate"))
     assert found.text == expected["text"].strip() != ask(client, folder, "1.wav").text
 
@@ -245,8 +250,8 @@ def seven_hours() -> bytes:
         (half("utf-7", b"+2AA-"), 400, "not a form"),
     ],
 )
-def test_what_is_wrong_is_refused(server, request_, status, message):
-    assert_refused(server, *request_, status, message)
+def test_what_is_wrong_is_refused(small, request_, status, message):
+    assert_refused(small, *request_, status, message)
 
 
 def test_a_sound_that_is_too_long_is_refused(server):
@@ -299,15 +304,11 @@ def test_a_signal_does_not_wait_for_sounds(folder):
 
 @pytest.mark.parametrize("flags", [("--temp", "1"), ("--memory", "x")])
 def test_options_for_texts_are_refused(folder, flags):
-    refused = run("--model", "target", "--port", "0", *flags, cwd=folder, script="serve.py")
+    refused = call("--model", "target", "--port", "0", *flags, cwd=folder, script="serve.py")
     assert refused.returncode == 1 and refused.stderr.count("\n") == 1
     assert f"{flags[0]}: the model transcribes audio" in refused.stderr
 
 
-def test_texts_are_not_for_a_model_of_speech(server, demo_folders):
+def test_texts_are_not_for_a_model_of_speech(server):
     status, answer = server.post({"prompt": "x"})
     assert status == 400 and "transcribes audio" in answer["error"]["message"]
-    with Server(demo_folders) as texts:
-        body, headers = form({})
-        status, answer = texts.post(body, "/v1/audio/transcriptions", **headers)
-        assert status == 400 and "reads text, not audio" in answer["error"]["message"]

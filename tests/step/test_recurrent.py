@@ -58,7 +58,6 @@ def test_texts_are_mlx_lms_own(name):
     assert (model.max_rows == 1) == (name in ("jamba", "rwkv7"))
 
 
-@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 def test_states_that_fillers_wipe_are_seen_in_every_model(dtype):
     """nemotron_h keeps `lengths` from its states; the logits of a few tokens may not show it."""
@@ -68,7 +67,6 @@ def test_states_that_fillers_wipe_are_seen_in_every_model(dtype):
         assert CausalModel(lm).max_rows == 1
 
 
-@pytest.mark.usefixtures("uncompiled")
 def test_a_deep_model_is_not_refused_for_its_rounding():
     """Of 48 layers in 16 bits the logits differ by a tenth if the same tokens come in other calls."""
     lm = build("mamba2", num_hidden_layers=48)
