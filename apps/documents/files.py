@@ -123,7 +123,8 @@ def with_outputs(
     above = {folder for path in paths for folder in path.parents}
     folders = [each for each in above if len(each.name) != 3 and is_target(each.name)]
     made = dict[Path, str]()  # the sources, by translation
-    for folder, tag in product((None, output, *folders), (*tags, target)):
+    names = (*tags, target) if any(file.inside.parts for file in files) else ()
+    for folder, tag in product((None, output, *folders), names):
         made |= {followed(in_language(file, folder, tag) or Path()): file.name for file in files}
     sources = list[File]()
     for file in files:
