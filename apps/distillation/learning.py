@@ -51,7 +51,7 @@ class Learner(contract.Learner):
         self._folder = folder
         self._serves = serves
         # The folder has no texts on which a draft model could be measured: a server made it
-        self._is_older = trained is not None and not (trained.held_out or serves)
+        self._is_unmeasured = trained is not None and not (trained.held_out or serves)
         self._is_apart = False  # better for this run than the one in the folder, and worse for the texts of that one
         self._texts = KeptTexts()
         self._work = Work()
@@ -197,7 +197,7 @@ class Learner(contract.Learner):
         self.draft.promised = training.draft.promised
         if not training.steps_done:
             return
-        self._is_apart = training.is_worse or self._is_older
+        self._is_apart = training.is_worse or self._is_unmeasured
         if not self._is_apart:
             # What others ask of a server stays in memory
             held_out = [] if self._serves else training.held_out

@@ -39,6 +39,7 @@ def _parsers(options: Mapping[str, Any], files: Mapping[str, bytes]) -> Parsers:
     if encrypted.count(b"<EncryptionMethod") > sum(map(encrypted.count, _FONT)):
         raise InputError("this book is encrypted (DRM)")
     parsers = dict[str, Any]()
+    in_package = partial(in_text, find=_titles, fit=_as_xml, relabel=_package_in_language)
     container = ElementTree.fromstring(files.get(_CONTAINER, b"<container/>"))
     paths = (each.get("full-path", "") for each in container.iter())
     for package in filter(files.__contains__, paths):
@@ -48,7 +49,7 @@ def _parsers(options: Mapping[str, Any], files: Mapping[str, bytes]) -> Parsers:
                 path = join(dirname(package), unquote(item.get("href", "")))
                 parsers[normpath(path)] = partial(parse_file, **options)
                 if not options.get("bilingual"):
-                    parsers[package] = partial(in_text, **_PACKAGE)
+                    parsers[package] = in_package
     in_utf8 = partial(decoded, lacking="xmlcharrefreplace")
     return {name: partial(in_utf8, each) for name, each in parsers.items()}
 
@@ -72,7 +73,3 @@ def _package_in_language(source: str, change: LanguageChange) -> str:
         values = {"page-progression-direction": direction(change.target)}
         source = source.replace(spine[1], with_values(spine[1], values))
     return source
-
-
-# A book's package has its title and names the language
-_PACKAGE: dict[str, Any] = dict(find=_titles, fit=_as_xml, relabel=_package_in_language)

@@ -16,7 +16,7 @@ from apps.documents.inline import STAND_IN, Event, paragraphs_of
 from apps.documents.language import in_head
 from apps.documents.markup import Markup, in_markup
 from apps.documents.paragraph import Paragraph
-from apps.documents.prose import is_syntax
+from apps.documents.prose import BRACES, is_syntax
 from apps.documents.sentences import runs_on
 from apps.documents.tags import MARKS, VOID
 
@@ -46,7 +46,7 @@ _TAG = re.compile(rf"<(/?)(?!(?i:{'|'.join(VOID)})\b)(\w+)[^>]*(?<!/)>")
 _APART = regex.compile(
     r"(?P<kept><(code|kbd|samp|tt|var)\b[^<>]*>[^<>`]*</\2\s*>|\[\]\(#[^()\s]*\))"
     r"|(?P<attributes>(?<=[)\]*_`])\{[ :.#\w][^{}\n]*\})"
-    r"|\{[^{}]*+(?:\{[^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+\}[^{}]*+)*+\}|\[\[[^\[\]]*\]\]"
+    rf"|{BRACES}|\[\[[^\[\]]*\]\]"
 )
 # The places of the document itself that its links lead to
 _LINKED = re.compile(r"""(?:\]\(<?|\]:[ \t]*<?|href=["']?)#([^\s)<>"']+)""")
@@ -189,11 +189,10 @@ def _apart(state: Any, silent: bool) -> bool:
     match = _APART.match(state.src, state.pos)
     if not match:
         return False
-    if silent:
-        pass
-    elif match["kept"] or (match["attributes"] and state.tokens and not state.pending):
+    is_behind = match["attributes"] and state.tokens and not state.pending  # of a token
+    if not silent and (match["kept"] or is_behind):
         state.push(match.lastgroup, "", 0).content = match[0]
-    else:
+    elif not silent:
         state.pending += match[0]
     state.pos = match.end()
     return True

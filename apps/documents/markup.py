@@ -22,7 +22,7 @@ from apps.documents.document import (
 from apps.documents.inline import Event
 from apps.documents.marks import targets_of
 from apps.documents.paragraph import Paragraph, Writer, lost_marks, placed, plain_spans
-from apps.documents.prose import STAND_IN, any_of
+from apps.documents.prose import any_of, stand_ins
 
 _ONCE = re.compile(  # names in tags and of controls, notes and bookmarks
     r"""\s(?:xml:)?(?:id|name)\s*=\s*(?:"[^"]*"|'[^']*'|[^\s<>]+)(?=[^<>]*>)"""
@@ -70,13 +70,13 @@ def _fit(
         is_quoted = source[paragraph.spans[0][0] - 1] in "\"'"
         value = escape(text).replace("\n", "&#10;")
         return Fitted([value if is_quoted else f'"{value}"'])
-    kept_words = any_of({match[0] for match in STAND_IN.finditer(paragraph.text)})
+    kept_words = any_of(stand_ins(paragraph.text))
     if markup.lines:
         markup = replace(markup, escape=partial(_escaped, markup.escape, kept_words))
     if targets is None:
         targets = targets_of([(paragraph.text, text)], paragraph.formatting, {})
-    stand_ins = [match.span() for match in kept_words.finditer(text)]
-    targets = [_around(target, stand_ins, text) for target in targets]
+    kept_spans = [match.span() for match in kept_words.finditer(text)]
+    targets = [_around(target, kept_spans, text) for target in targets]
     if markup.below and not paragraph.is_single:
         return _with_source(markup, source, paragraph, text, targets, change)
     raw = paragraph.raw or "".join(source[start:stop] for start, stop in paragraph.spans)
@@ -114,12 +114,12 @@ def _escaped(escape: Callable[[str], str], kept: re.Pattern[str], text: str) -> 
     return "".join(pieces)
 
 
-def _around(target: Target, stand_ins: Sequence[Span], text: str) -> Target:
+def _around(target: Target, kept_spans: Sequence[Span], text: str) -> Target:
     """The target in a text, whose edges are not within stand-ins."""
     (begin, end), sure = target
     if re.fullmatch(r"\{\d+\}", text[begin:end]):  # a part of one, such as a role's code
         return target
-    for start, stop in stand_ins:
+    for start, stop in kept_spans:
         if start < end < stop:
             end = stop
         if start < begin < stop:

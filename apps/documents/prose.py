@@ -19,9 +19,9 @@ _LETTER = rf"[\w--[{UNSPACED_CHARACTERS}]]"  # of words that have spaces between
 _JOINED = rf"[\w@#$%\\\|=\~\^/.:+*\&\-<>--[{UNSPACED_CHARACTERS}]]"
 _MARK = r"(?:\*{1,3}|_{1,3}|~~|==)"
 _BEGINS = rf"(?:(?<!{_JOINED})|(?<=(?<!{_JOINED}){_MARK}))"  # also behind a mark
-_BRACES = r"\{[^{}]*\}"
+BRACES = r"\{[^{}]*\}"
 for _ in range(2):  # within each other
-    _BRACES = _BRACES.replace(r"[^{}]*", rf"(?:[^{{}}]|{_BRACES})*+")
+    BRACES = BRACES.replace(r"[^{}]*", rf"(?:[^{{}}]|{BRACES})*+")
 # What joins letters and digits into a name, a value or a path
 _SIGNS = "|".join(
     (
@@ -36,7 +36,7 @@ _ARGUMENTS = r"""\((?:[^()\s]*["'=\[{$_.,/]|[^()]*[,=]\s)[^()]*\)|\(\)|\[[^\[\]\
 _STAND_INS = (
     rf"{_ADDRESS}|{_PICTURE}|&#?\w+;|</?(?:\p{{L}}|\d+/?>)[^<>]*>|<!--[^<>]*+(?<=--)>",
     # Templates and what programs fill in: {{name}}, ${name}, {% if x %}, %1$s
-    rf"\{{%[^{{}}]*%\}}|[$%#@!]?{_BRACES}|\$\([^()\s]*\)|%%[^%]+%%",
+    rf"\{{%[^{{}}]*%\}}|[$%#@!]?{BRACES}|\$\([^()\s]*\)|%%[^%]+%%",
     r"(?<!\d)(?:%(?:\(\w+\)|<\w+>|\d+\$)?(?:[-+#0]*+[\d*]*+(?:\.[\d*]+)?(?:hh?|ll?|[jqzt])?"
     r"[diouxXeEfFgGaAcsrpn@](?!\p{L})|L?\d(?!\d)%?)|%%)",
     # Formulas and commands of TeX, escapes
@@ -107,7 +107,7 @@ def any_of(names: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)")
 
 
-def _covered(text: str) -> str:
+def covered(text: str) -> str:
     """The text with holes for the characters of its stand-ins, and of what is one only beside another."""
     before = ""
     while text != before:
@@ -116,17 +116,18 @@ def _covered(text: str) -> str:
     return text
 
 
-def _stand_ins(text: str) -> list[str]:
-    return [text[slice(*match.span())] for match in _HOLES.finditer(_covered(text))]
+def stand_ins(text: str) -> list[str]:
+    """Those of a text, in its order."""
+    return [text[slice(*match.span())] for match in _HOLES.finditer(covered(text))]
 
 
 def changed(source: str, text: str) -> list[str]:
     """The stand-ins that one of the two has more often than the other, in however many lines."""
     source, text = (re.sub(r"\s*\n\s*", " ", each) for each in (source, text))
-    known = any_of(_stand_ins(source))
+    known = any_of(stand_ins(source))
 
     def found(text: str) -> Counter[str]:
-        others = filter(lambda each: each.strip(_HOLE), _stand_ins(known.sub(_HOLE, text)))
+        others = filter(lambda each: each.strip(_HOLE), stand_ins(known.sub(_HOLE, text)))
         return Counter([*known.findall(text), *others])
 
     wanted = found(source)
@@ -137,8 +138,8 @@ def changed(source: str, text: str) -> list[str]:
 def masked(text: str, form: str = FORMS[0]) -> tuple[str, Callable[[str], str | None]]:
     """The text with names of this form for stand-ins, and a function that puts them back; None: a text does not have each
     once, or not in the order or beside the words that they must have."""
-    covered = _covered(text)
-    kept = {form.format(i): match for i, match in enumerate(_HOLES.finditer(covered), 1)}
+    holed = covered(text)
+    kept = {form.format(i): match for i, match in enumerate(_HOLES.finditer(holed), 1)}
     values = {name: text[slice(*match.span())] for name, match in kept.items()}
     ordered = [name for name, value in values.items() if _ORDERED.search(value)]
     tokens = any_of(kept)
@@ -153,7 +154,7 @@ def masked(text: str, form: str = FORMS[0]) -> tuple[str, Callable[[str], str | 
             return None
         return tokens.sub(lambda match: values[match[0]], new)
 
-    return _HOLES.sub(lambda _: next(names), covered), restored
+    return _HOLES.sub(lambda _: next(names), holed), restored
 
 
 def _is_torn(source: re.Match[str], new: re.Match[str]) -> bool:

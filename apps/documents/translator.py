@@ -17,7 +17,7 @@ from apps.documents.alignment import Aligner
 from apps.documents.document import Document, Passage, Target, Targets, spread
 from apps.documents.language import LanguageChange
 from apps.documents.marks import Align, Sentence, targets_of
-from apps.documents.prose import FORMS, STAND_IN, changed, edges, masked, translatable
+from apps.documents.prose import FORMS, STAND_IN, changed, covered, edges, masked, translatable
 from apps.documents.sentences import between, is_unspaced, sentences
 from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder
 from speculative.common.errors import InputError
@@ -279,6 +279,7 @@ class Translator:
             yield self._pending[sentence]
 
     def finish(self, row: Row) -> None:
+        """Take a sentence's text."""
         response = respond(row)
         del self._pending[response.prompt]
         self.on_response(response)
@@ -370,12 +371,12 @@ class Translator:
 
     def _terms_in(self, text: str) -> Iterator[Any]:
         """The matches of a text's terms outside of stand-ins; of those that begin together the longest."""
-        prose = STAND_IN.sub(lambda match: "\ufffc" * len(match[0]), text.replace("\n", " "))
-        matches = self._term_pattern.finditer(prose, overlapped=True)
+        matches = self._term_pattern.finditer(covered(text.replace("\n", " ")), overlapped=True)
         return (match for match in matches if match[0])
 
 
 def length(document: Document) -> int:
+    """The characters of a document's passages."""
     return sum(len(passage.text) for passage in document.passages)
 
 

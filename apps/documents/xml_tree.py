@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from xml.etree import ElementTree
+from xml.parsers import expat
 
 from apps.documents.tags import attributes_of, html_tokens
 from speculative.common.errors import InputError
@@ -40,8 +40,8 @@ def xml_tree(source: str) -> Element:
     if "<!DOCTYPE" in source:
         raise InputError("it has a document type")
     try:
-        ElementTree.fromstring(source)
-    except ElementTree.ParseError as error:
+        expat.ParserCreate(namespace_separator="}").Parse(source, True)
+    except expat.ExpatError as error:
         raise InputError(str(error)) from None
     opened = [Element("", "", 0, 0, 0, 0)]
     for token in html_tokens(source, is_xml=True):
