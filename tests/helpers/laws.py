@@ -87,9 +87,9 @@ def counts_of_one_step(accept, p: np.ndarray, q: np.ndarray, k: int, draws: int,
     return frequencies(tokens[:, 1:]), n.mean()
 
 
-def decoded(options: Options, drafter, schedule=None, count: int = 4000):
-    """Rows, decoded with TableModel(0), BATCH of them side by side. So many are enough: with noise that is used again
-    their deviation is 12 and more."""
+def decoded(options: Options, drafter, schedule=None, count: int = 8000):
+    """Rows, decoded with TableModel(0), BATCH of them side by side. So many are enough: with the same noise for
+    drafting and accepting their deviation is 5.8 and more."""
     driver = new_driver(TableModel(0), drafter, options, schedule)
     rows = new_rows(TableModel(0), [[b % 3, b % 2] for b in range(count)], options)
     return list(driver.decode(Waiting(rows), BATCH))

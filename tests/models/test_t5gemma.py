@@ -51,6 +51,13 @@ def test_embeddings_are_scaled_by_a_number_of_the_models_type():
     assert np.array_equal(np.array(embedded.astype(mx.float32)), expected)
 
 
+@pytest.mark.usefixtures("compiled")
+def test_compiled_soft_caps_agree_with_transformers():
+    reference, model = both(VARIANTS["t5gemma"])
+    inputs = padded_inputs(61)
+    assert_close(cached_logits(model, *inputs, 7), reference_logits(reference, *inputs))
+
+
 PLAIN, PLAIN2 = (module.raw_config(vocab_size=704) for module in (t5gemma, t5gemma2))
 OWN_HEAD = raw_config(final_logit_softcapping=3.0, vocab_size=704) | {"tie_word_embeddings": False}
 SQUARE = dict(hidden_size=64, intermediate_size=64, num_attention_heads=4, head_dim=16)

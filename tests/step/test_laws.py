@@ -84,20 +84,21 @@ def law(**filters) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("rule", "kind", "num_draft", "filters"),
+    ("rule", "kind", "num_draft", "filters", "count"),
     [
-        SLOW("token", "both", 3, {}),
-        SLOW("block", "model", 3, {}),  # sees noise that is used again for a position drafted again
-        SLOW("coupled", "model", 3, {}),
-        SLOW("token", "lookup", 4, FILTERS),
-        SLOW("block", "both", 4, FILTERS),
-        SLOW("block", "model", "auto", {}),
+        SLOW("token", "both", 3, {}, 8000),
+        SLOW("block", "model", 3, {}, 24_000),
+        SLOW("coupled", "model", 3, {}, 8000),
+        SLOW("token", "lookup", 4, FILTERS, 8000),
+        SLOW("block", "both", 4, FILTERS, 8000),
+        SLOW("block", "model", "auto", {}, 8000),
     ],
 )
-def test_decoded_rows_have_the_targets_law(rule, kind, num_draft, filters):
-    """Several steps per row, redrafted positions included."""
+def test_decoded_rows_have_the_targets_law(rule, kind, num_draft, filters, count):
+    """Several steps per row, redrafted positions included. 24,000 rows see noise that is used again for a position drafted
+    again: their deviation is 6.3 with the draft's, 5.1 with the rule's, 12 with both."""
     options = dict(num_draft=num_draft, acceptance=rule, seed=len(kind), max_tokens=4, temp=0.7)
-    rows = decoded(Options(**options, **filters), drafters(TableModel(1))[kind])
+    rows = decoded(Options(**options, **filters), drafters(TableModel(1))[kind], count=count)
     assert deviation_of(rows, law(**filters)) < LIMIT
     lengths = total(rows[:1000]).accepted_lengths
     assert lengths[0] > 0 and lengths[1] > 0
