@@ -62,11 +62,11 @@ def outline_of(events: Iterable[Event]) -> Outline:
 
 
 def _sides(outline: Outline) -> Iterator[tuple[str, ...]]:
-    """The sides of what is shown, but has no words, each with the characters before and behind it."""
+    """The sides of what is shown, but has no words, each with what stands before and behind it."""
     for raw, place in zip(outline.atoms, re.finditer(ATOM, outline.shown), strict=False):
         start, end = place.span()
-        yield raw, "before", outline.shown[max(start - 1, 0) : start], ATOM
-        yield raw, "behind", ATOM, outline.shown[end : end + 1]
+        yield raw, "before", outline.shown[max(start - 2, 0) : start], ATOM
+        yield raw, "behind", ATOM, outline.shown[end : end + 2]
 
 
 def with_kept(events: Events, raw: str, kept: Mapping[str, Event]) -> Iterator[Event]:
@@ -90,7 +90,9 @@ def fault_of(source: Outline, new: Outline, text: str, own_words: Iterable[str] 
         if stand_in in source.shown:
             return f"{stand_in:.40} is not there as often as in the source"
     spaces = Counter(
-        (raw, side) for raw, side, *beside in _sides(source) if any(map(str.isspace, beside))
+        (raw, side)
+        for raw, side, before, behind in _sides(source)
+        if before[-1:].isspace() or behind[:1].isspace()
     )
     spaces.update((raw, side) for raw, side, *beside in _sides(new) if is_glued(*beside))
     for (raw, side), count in spaces.items():

@@ -112,19 +112,21 @@ def _with_numbers(events: Sequence[Event]) -> Sequence[Event]:
     for first, last in lasts.items():
         numbers = range(first, last + 1)
         is_raised = any(_RAISED.match(looks[i] or events[i].name) for i in numbers)
-        if _is_apart(shown, places[first], places[last + 1], is_raised):
+        start = places[first]
+        stop = places[last + 1]
+        if is_apart(shown[:start], shown[start:stop], shown[stop:], is_raised):
             for i in numbers:
                 if events[i].kind == "text":
                     new[i] = events[i]._replace(kind="anchor", words="", run=None)
     return new
 
 
-def _is_apart(shown: str, start: int, stop: int, is_raised: bool) -> bool:
-    """Whether there is a number that is raised or ends a word, or stands before a sentence; H2O and m2 are words."""
-    if stop - start > _NEAR or not _NUMBER.fullmatch(shown, start, stop):
+def is_apart(before: str, shown: str, behind: str, is_raised: bool) -> bool:
+    """Whether this is a number that is raised or ends a word, or stands before a sentence; H2O and m2 are words."""
+    if len(shown) > _NEAR or not _NUMBER.fullmatch(shown):
         return False
-    before = shown[max(start - _NEAR, 0) : start]
-    behind = shown[stop : stop + _NEAR]
+    before = before[-_NEAR:]
+    behind = behind[:_NEAR]
     has_spaces = not is_unspaced(before[-1:])
     is_in_word = before[-1:].isalpha() and behind[:1].isalpha()
     if has_spaces and (is_in_word or (is_raised and _UNIT.search(before))):

@@ -12,11 +12,11 @@ from urllib.parse import unquote
 import regex
 
 from apps.documents.document import Document, Passage, Span, as_text, by_length, passage
-from apps.documents.inline import STAND_IN, Event, paragraphs_of
+from apps.documents.inline import STAND_IN, Event, is_apart, paragraphs_of
 from apps.documents.language import in_head
 from apps.documents.markup import Markup, in_markup
 from apps.documents.paragraph import Paragraph
-from apps.documents.prose import BRACES, is_syntax
+from apps.documents.prose import BRACES, has_words, is_syntax
 from apps.documents.sentences import runs_on
 from apps.documents.tags import MARKS, VOID
 
@@ -41,12 +41,13 @@ _TITLE = re.compile(r'\s"([^"\\\n]+)"\s*\)?\s*\Z')  # of a link, or what its nam
 _HIDES = re.compile(r"\^\[|!\[|\][(:]")  # what a document with inline notes, pictures or titles has
 # A tag around words
 _TAG = re.compile(rf"<(/?)(?!(?i:{'|'.join(VOID)})\b)(\w+)[^>]*(?<!/)>")
-# What CommonMark does not know: code as an element, a link that shows its target's title; attributes of what they stand
-# behind; or what other programs read, in which no marks are: in braces, [[x]]
+# What CommonMark does not know: code as an element, a link that shows its target's title; a raised number; attributes of what
+# they stand behind; or what other programs read, in which no marks are: in braces, [[x]]
 _APART = regex.compile(
     r"(?P<kept><(code|kbd|samp|tt|var)\b[^<>]*>[^<>`]*</\2\s*>|\[\]\(#[^()\s]*\))"
+    r"|(?P<raised><(su[bp])\b[^<>]*>(?P<number>[^<>\p{L}]{1,40})</\4\s*>)"
     r"|(?P<attributes>(?<=[)\]*_`])\{[ :.#\w][^{}\n]*\})"
-    rf"|{BRACES}|\[\[[^\[\]]*\]\]"
+    rf"|{BRACES}|(?P<page>\[\[[^\[\]]*\]\])"
 )
 # The places of the document itself that its links lead to
 _LINKED = re.compile(r"""(?:\]\(<?|\]:[ \t]*<?|href=["']?)#([^\s)<>"']+)""")
@@ -54,15 +55,19 @@ _LINKED = re.compile(r"""(?:\]\(<?|\]:[ \t]*<?|href=["']?)#([^\s)<>"']+)""")
 _BLOCK = re.compile(
     r"(?:[-+*]|\d{1,9}[.)]|#{1,6}|:)(?=\s|$)|>|`{3}|~{3}|:::|=+\s*$|-{2,}\s*$|([-*_])(?:[ \t]*\1){2,}\s*$|\[[^\]]+\]:"
 )
+_PARAGRAPH = ["paragraph_open", "inline", "paragraph_close"]
 _AFTER = "\n"  # a text: dollarmath takes its last character for the one before the first
 _TAB = regex.compile(r'^[ \t]*\K===[!+]? (?=")', regex.MULTILINE)
-# Templates' blocks of code, pandoc's tables: multiline, simple; labels of equations, Obsidian's comments
+# Templates' blocks of code; pandoc's fences whose attributes have backquotes, and tables: multiline, simple; labels of
+# equations; comments of Obsidian and of MyST, which are no line that goes on behind a number
 _VERBATIM = r"highlight|raw|verbatim|comment|code\w*|math\w*|mermaid|plantuml|graphviz"
 _STAYS = re.compile(
-    rf"^[ \t]*\{{[{{%][-<%]?\s*({_VERBATIM})\b.*\n(?:.*\n){{0,999}}?.*\{{[{{%][-<%]?\s*(?:end|/)\s*\1\b"
+    rf"^[ \t>]*\{{[{{%][-<%]?\s*({_VERBATIM})\b.*\n(?:.*\n){{0,999}}?.*\{{[{{%][-<%]?\s*(?:end|/)\s*\1\b"
+    r"|^[ \t>]*(`{3,})[ \t]*\{.*`.*\}[ \t]*\n(?:.*\n){0,999}?[ \t>]*\2`*[ \t]*$"
     r"|^ *-{3,} *\n(?:(?!\s*$).*\n){1,9}? *--+(?: +--+)+ *\n(?:.*\n){0,999}? *--[- ]*$"
     r"|^(?:(?!\s*$).*\n)? *--+(?: +--+)+ *\n(?:(?!\s*$).*\n?)+"
-    r"|(?<=\$\$)[ \t]*\{#[^{}\n]*\}[ \t]*$|^[ \t]*%%[ \t]*\n[^%]*%%[ \t]*$",
+    r"|(?<=\$\$)[ \t]*\{#[^{}\n]*\}[ \t]*$|^[ \t]*%%[ \t]*\n[^%]*%%[ \t]*$"
+    r"|(?<!\d\n)^ {0,3}%(?:[ \t].*)?$",
     re.MULTILINE,
 )
 # Other blocks that stay: MDX's import and export, a tag that its line does not end, pandoc's grids
@@ -71,15 +76,16 @@ _WHOLE = re.compile(
     r"|<[A-Za-z][\w.]*(?=\s|$)(?![^<>\n{}]*/?>))|^\+[-=:]{2,}[-=+:]*$",
     re.MULTILINE,
 )
-# The line of a box that has a title: :::note The king, :::note[The king], ```{note} The king
+# The line of a box that has a title: :::note The king, :::note[The king], ```{note} The king, /// note | The king
 _BOXES = r"\{(?:admonition|attention|caution|card|danger|dropdown|error|hint|important|note|seealso|sidebar|tab-item|tip|topic|warning)\}"
 _BOX = regex.compile(
-    rf"(?::{{3,}}\s*(?!\{{)[\w-]+(?:\[|[ \t]+)|(?::{{3,}}|`{{3,}}|~{{3,}}){_BOXES}[ \t]+)"
+    rf"(?::{{3,}}\s*(?!\{{)[\w-]+(?:\[|[ \t]+)|/{{3,}}[ \t]*(?!html\b)[\w-]+[ \t]*\|[ \t]*|(?::{{3,}}|`{{3,}}|~{{3,}}){_BOXES}[ \t]+)"
     r"(?P<title>[^\[\]{}:\r\n]*\p{L}[^\[\]{}:\r\n]*)"
 )
 _FENCED_BOX = re.compile(
     rf"^([ \t>]*)(`{{3,}}|~{{3,}})({_BOXES}.*\n(?:.*\n){{0,999}}?)\1\2[ \t]*$", re.MULTILINE
 )
+_SLASHED_BOX = regex.compile(r"^[ \t>]*\K/{3,}(?=[ \t]+[\w-]+[ \t]*(?:\|.*)?$|[ \t]*$)", regex.MULTILINE)
 # Two spaces or a backslash that is not escaped, which make a line's end a break
 _BREAK = regex.compile(r"(?<! ) {2,}$|(?<!\\)(?:\\\\)*\K\\$")
 # Before the words of a caption of pandoc's tables; of an alert, whose title is a text of its own; of a line of pandoc's line
@@ -94,11 +100,12 @@ def parse(data: bytes, bilingual: bool = False, anchors: Collection[str] = ()) -
     parser = _parser()
     source = as_text(data)
     names = dict[str, Any]()  # what links and notes refer to
+    begins = _line_begins(source)
     linked = {_slug(target): target for target in (*_LINKED.findall(source), *anchors)}
 
     def find(source: str) -> Iterator[Paragraph]:
         seen = Counter[str]()
-        for each, parent in [*_passages(source, parser, names)]:
+        for each, parent in [*_passages(source, begins, parser, names)]:
             anchor = ""
             if parent == "heading_open":
                 slug = _slug(each.text)
@@ -109,20 +116,20 @@ def parse(data: bytes, bilingual: bool = False, anchors: Collection[str] = ()) -
                 yield replace(paragraph, raw=anchor + paragraph.raw, ends=(anchor, ""))
 
     hidden = list[Passage]()
-    for whole, _ in _passages(source, parser, names) if _HIDES.search(source) else ():
+    for whole, _ in _passages(source, begins, parser, names) if _HIDES.search(source) else ():
         for token, (start, stop) in _located(whole.text, parser, names):
             for low, high in _words_in(token, whole.text[start:stop]):
                 part = _part(source, whole, start + low, start + high)
                 is_title = whole.text[start + low - 1] == '"'
                 hidden += [part] if is_title else _paragraphs(part, parser, names)
-    begins = _line_begins(source)
     for target in names.get("references", {}).values():
         first, after = target["map"]
         title = _TITLE.search(source, begins[first], begins[after])
         if title:
             hidden.append(passage(source, [title.span(1)]))
     below = "<br/>{}".format if bilingual else None
-    markup = Markup(_escaped, partial(_events, parser, names), _fit, below=below, relabel=in_head)
+    lines = partial(_fit, parser)
+    markup = Markup(_escaped, partial(_events, parser, names), lines, below=below, relabel=in_head)
     return in_markup(data, find, markup, hidden=hidden)
 
 
@@ -174,7 +181,7 @@ def _parser():
     from mdit_py_plugins.dollarmath import dollarmath_plugin
     from mdit_py_plugins.footnote import footnote_plugin
 
-    parser = MarkdownIt("commonmark", {"alerts": True, "tasklists": True}).enable("table")
+    parser = MarkdownIt("commonmark", {"alerts": True, "tasklists": True}).enable(["table", "strikethrough"])
     for plugin in (admon_plugin, amsmath_plugin, deflist_plugin, footnote_plugin):
         parser.use(plugin)
     parser.use(dollarmath_plugin, allow_space=False, allow_digits=False, double_inline=True)
@@ -187,14 +194,19 @@ def _parser():
 def _apart(state: Any, silent: bool) -> bool:
     """A rule of markdown-it."""
     match = _APART.match(state.src, state.pos)
-    if not match:
+    if not match or (silent and match["page"]):  # which may stand in a link's words
         return False
+    start, end = match.span()
+    if match["raised"]:
+        around = state.src[:start], match["number"], state.src[end:]
+        if not is_apart(*around, is_raised=True):
+            return False
     is_behind = match["attributes"] and state.tokens and not state.pending  # of a token
-    if not silent and (match["kept"] or is_behind):
+    if not silent and (match["kept"] or match["raised"] or is_behind):
         state.push(match.lastgroup, "", 0).content = match[0]
     elif not silent:
         state.pending += match[0]
-    state.pos = match.end()
+    state.pos = end
     return True
 
 
@@ -220,19 +232,25 @@ def _paragraphs(passage: Passage, parser: Any, names: dict[str, Any]) -> Iterato
     """The passage without its markup, if it has words."""
     text = passage.text
     events = list[Event]()
-    opened = list[int]()  # where links' words begin
+    opened = list[int]()  # the events that open something
+    first = 0  # of the last element, or what is one by itself
     at = 0
     for token, (start, stop) in _located(text, parser, names):
         if token.type == "attributes" and events[-1].kind != "text":
             events[-1] = events[-1]._replace(stop=stop)
+            if events[first].mark == "look":  # which may not become plain
+                events[first] = events[first]._replace(mark="element")
             at = stop
             continue
         event = _event(token, start, stop, text[start:stop])
-        if token.type == "link_open":
-            opened.append(stop)
-        elif token.type == "link_close":
-            label = text[opened.pop() : start]
-            if text[start:stop] in ("]", "][]"):  # the words are the label, and are translated
+        first = len(events)
+        if token.nesting > 0:
+            opened.append(first)
+        elif token.nesting < 0:
+            first = opened.pop()
+        if token.type == "link_close":
+            label = text[events[first].stop : start]
+            if text[start:stop] in ("]", "][]") and has_words(label):  # and these are its name
                 event = event._replace(raw=f"][{label}]")
         events.append(event)
         at = stop
@@ -251,7 +269,7 @@ def _event(token: Any, start: int, stop: int, raw: str) -> Event:
         return place._replace(kind=kind, name=tag[2], mark=MARKS.get(tag[2].lower(), "element"))
     if token.type in ("code_inline", "kept", "math_inline", "math_inline_double"):
         return place._replace(words=STAND_IN)
-    if token.type in ("html_inline", "image", "footnote_ref"):
+    if token.type in ("html_inline", "image", "footnote_ref", "raised"):
         return place
     if token.type == "attributes":
         return place._replace(mark=token.type)
@@ -260,9 +278,10 @@ def _event(token: Any, start: int, stop: int, raw: str) -> Event:
     return place._replace(kind="text", words=raw)
 
 
-def _passages(source: str, parser: Any, names: dict[str, Any]) -> Iterator[tuple[Passage, str]]:
-    """The texts, each with the type of the token that it is in."""
-    begins = _line_begins(source)
+def _passages(
+    source: str, begins: Sequence[int], parser: Any, names: dict[str, Any]
+) -> Iterator[tuple[Passage, str]]:
+    """The texts, each with the type of the token that it is in. begins: of the source's lines"""
     end = 0  # of the last span: a table's cells share a line
     parent = ""
     for token in parser.parse(_shown(source), names):
@@ -331,7 +350,8 @@ def _shown(source: str) -> str:
     shown = re.sub(r"\r\n?", "\n", source.replace("\ufeff", " "))
     for pattern in (_FRONT, _STAYS):
         shown = pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), shown)
-    return _FENCED_BOX.sub(r"\1:::\3\1:::", _TAB.sub("!!! tab ", shown))
+    shown = _SLASHED_BOX.sub(":::", _TAB.sub("!!! tab ", shown))
+    return _FENCED_BOX.sub(r"\1:::\3\1:::", shown)
 
 
 def _cut(
@@ -358,8 +378,8 @@ def _find(source: str, words: str, start: int, stop: int, parent: str) -> Span |
     return spans[0 if is_cell else -1] if words and spans else None
 
 
-def _fit(passage: Paragraph, text: str) -> list[str]:
-    """The text spread over the lines, none of which begins something else, such as a list."""
+def _fit(parser: Any, passage: Paragraph, text: str) -> list[str]:
+    """The text spread over the lines; none if one would begin something else, such as a list, that the source does not."""
     if "|" not in passage.raw.replace(r"\|", ""):
         text = re.sub(r"(?<!\\)\|", r"\|", text)  # which would end a table's cell
     lines = by_length(passage, re.sub(r"\n\s*\n", "\n", text))  # an empty one would end it
@@ -370,4 +390,13 @@ def _fit(passage: Paragraph, text: str) -> list[str]:
         if _BLOCK.match(line) and not _BLOCK.match(passage.text):
             line = re.sub(r"^\d*", r"\g<0>\\", line)
         lines[i] = line
-    return lines
+    blocks = _blocks(parser, "\n".join(lines))
+    is_whole = blocks in (_PARAGRAPH, _blocks(parser, passage.raw.replace("\n", " ")))
+    return lines if is_whole else []
+
+
+def _blocks(parser: Any, text: str) -> list[str]:
+    """The types of the blocks that a text would be by itself."""
+    tokens = list[Any]()
+    parser.block.parse(text, parser, {}, tokens)
+    return [token.type for token in tokens]

@@ -7,6 +7,7 @@ from itertools import accumulate
 import regex
 
 from apps.documents.document import Span, Target
+from apps.documents.prose import covered
 
 Sentence = tuple[str, str]  # a prompt with its text
 Align = Callable[[Span], Target]  # where words of a sentence are in its translation
@@ -61,7 +62,7 @@ def target_of(source: str, text: str, mark: Span, align: Align | None = None) ->
         return same, True
     begin, stop = _same_place(source, text, start), _same_place(source, text, end)
     if words and not text[begin:stop].strip():
-        spans = [match.span() for match in WORD.finditer(text)]
+        spans = [match.span() for match in WORD.finditer(covered(text))]
         begin, stop = min(spans, key=lambda span: abs(span[0] - begin), default=(0, len(text)))
     return (begin, max(begin, stop)), False
 

@@ -37,7 +37,7 @@ class Markup:
 
     escape: Callable[[str], str]  # writes a text as markup
     events: Events  # the parts of some markup, for the check
-    # Of markup, if spans are lines; these texts are markup themselves
+    # Of markup, if spans are lines, or none; these texts are markup themselves
     lines: Callable[[Paragraph, str], list[str]] | None = None
     is_inside: bool = False  # other markup, which its words must not end
     # Makes a translation stand behind its source
@@ -76,7 +76,10 @@ def _fit(
     if targets is None:
         targets = targets_of([(paragraph.text, text)], paragraph.formatting, {})
     kept_spans = [match.span() for match in kept_words.finditer(text)]
-    targets = [_around(target, kept_spans, text) for target in targets]
+    targets = [
+        _around(target, kept_spans, text, paragraph.shown(mark))
+        for target, mark in zip(targets, paragraph.marks, strict=True)
+    ]
     if markup.below and not paragraph.is_single:
         return _with_source(markup, source, paragraph, text, targets, change)
     raw = paragraph.raw or "".join(source[start:stop] for start, stop in paragraph.spans)
@@ -96,10 +99,11 @@ def _fit(
         after = outline_of(with_kept(markup.events, "".join(parts), kept))
         shown = outline_of(markup.events(written(writer.words()))).shown
         fault = fault_of(before, after, shown, writer.own_words())
+        if markup.lines and not fault:
+            parts = markup.lines(paragraph, parts[0].strip())
+            fault = None if parts else "it would begin a block of its own"
         if not fault:
             problems += [f"check the {kind} of {of!r}" for kind, of in lost if kind != "look"]
-            if markup.lines:
-                parts = markup.lines(paragraph, parts[0].strip())
             return Fitted(parts, [of for kind, of in lost if kind == "look"], problems)
         problems = [f"its formatting is not kept: {fault}"]
         lost = []
@@ -114,17 +118,23 @@ def _escaped(escape: Callable[[str], str], kept: re.Pattern[str], text: str) -> 
     return "".join(pieces)
 
 
-def _around(target: Target, kept_spans: Sequence[Span], text: str) -> Target:
-    """The target in a text, whose edges are not within stand-ins."""
+def _around(target: Target, kept_spans: Sequence[Span], text: str, had: str) -> Target:
+    """The target in a text, whose edges are not within stand-ins: beside those that its words had it ends."""
     (begin, end), sure = target
     if re.fullmatch(r"\{\d+\}", text[begin:end]):  # a part of one, such as a role's code
         return target
     for start, stop in kept_spans:
-        if start < end < stop:
-            end = stop
-        if start < begin < stop:
-            begin = start
-    return (begin, end), sure
+        if text[start:stop] in had:
+            if start < end < stop:
+                end = stop
+            if start < begin < stop:
+                begin = start
+            continue
+        if start < begin < stop or start == begin < end:
+            begin = stop
+        if start < end <= stop:
+            end = start
+    return (begin, max(begin, end)), sure
 
 
 def _with_source(

@@ -16,6 +16,8 @@ HOLE = "\0"  # stands for markup that has paragraphs of its own and is not writt
 STOOD_FOR = "\1"  # stands for what has a name such as {1} in the text
 ATOM = "\0"  # stands for what is shown, but has no words
 Spaces = tuple[str, str]  # white space before and behind something
+_QUOTE_BEGINS = re.compile(r'"[^\s.,;:!?)\]}]')
+_QUOTE_ENDS = re.compile(r'[^\s(\[{]"\Z')
 # Marks that are not in each other if not in the source
 _APART = {"link", "change", "element", "anchor"}
 
@@ -90,8 +92,13 @@ class Paragraph(Passage):
 
 
 def is_glued(before: str, after: str) -> bool:
-    """Whether two characters without white space between them lack it: they are none, and no marks that join words."""
-    return not (before.isspace() or after.isspace() or before in BEFORE or after in AFTER)
+    """Whether two texts without white space between them lack it: none is at their edges, and no marks that join words, such
+    as a straight quotation mark with nothing on its other side."""
+    ends = before[-1:]
+    begins = after[:1]
+    joins_next = ends in BEFORE and not _QUOTE_ENDS.search(before)
+    joins_last = begins in AFTER and not _QUOTE_BEGINS.match(after)
+    return not (ends.isspace() or begins.isspace() or joins_next or joins_last)
 
 
 def plain_spans(paragraph: Paragraph, text: str) -> list[Span]:
@@ -253,7 +260,7 @@ class Writer:
         parts = [piece.raw for piece in pieces]
         shown = [number for number, piece in enumerate(pieces) if piece.shown]
         for i, j in pairwise(shown):
-            if is_glued(pieces[i].shown[-1], pieces[j].shown[0]):
+            if is_glued(pieces[i].shown, pieces[j].shown):
                 space = pieces[i].spaces[1] or pieces[j].spaces[0]
                 at = next((k for k in range(i + 1, j) if not pieces[k].closes), j)
                 parts[at] = self._in_run(space, self._paragraph.run) + parts[at]
