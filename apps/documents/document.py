@@ -245,9 +245,15 @@ def _fit_below(fit: Fit, newline: str, source: str, passage: Passage, *given: An
     return fitted._replace(parts=both)
 
 
+def units(text: str) -> list[str]:
+    """The words or clusters of a text, each with the space behind it. Stand-ins are not cut."""
+    glued = STAND_IN.sub(lambda match: match[0].replace(" ", _GLUE), text)
+    return [unit.replace(_GLUE, " ") for unit in UNIT.findall(glued)]
+
+
 def spread(text: str, lengths: Sequence[int]) -> list[str]:
     """The text cut between words or clusters, each part about as long as its share; empty ones come last."""
-    words = UNIT.findall(STAND_IN.sub(lambda match: match[0].replace(" ", _GLUE), text))
+    words = units(text)
     starts = accumulate(map(len, words), initial=0)
     middles = [start + len(word.rstrip()) / 2 for start, word in zip(starts, words, strict=False)]
     total = sum(lengths)
@@ -257,5 +263,4 @@ def spread(text: str, lengths: Sequence[int]) -> list[str]:
         max_cut = len(words) - (len(lengths) - number)  # leaves a word for each other part
         cuts.append(max(cuts[-1] + 1, min(cut, max_cut)))
     cuts[-1] = len(words)
-    parts = ("".join(words[first:after]).strip() for first, after in pairwise(cuts))
-    return [part.replace(_GLUE, " ") for part in parts]
+    return ["".join(words[first:after]).strip() for first, after in pairwise(cuts)]

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import regex
 
-from apps.documents.document import Document, Passage, Span, as_text, by_length, passage
+from apps.documents.document import Document, Passage, Span, as_text, by_length, passage, units
 from apps.documents.inline import STAND_IN, Event, is_apart, paragraphs_of
 from apps.documents.language import in_head
 from apps.documents.markup import Markup, in_markup
@@ -47,27 +48,27 @@ _APART = regex.compile(
     r"(?P<kept><(code|kbd|samp|tt|var)\b[^<>]*>[^<>`]*</\2\s*>|\[\]\(#[^()\s]*\))"
     r"|(?P<raised><(su[bp])\b[^<>]*>(?P<number>[^<>\p{L}]{1,40})</\4\s*>)"
     r"|(?P<attributes>(?<=[)\]*_`])\{[ :.#\w][^{}\n]*\})"
-    rf"|{BRACES}|(?P<page>\[\[[^\[\]]*\]\])"
+    rf"|{BRACES}|(?P<page>\[\[[^\[\]]*\]\](?![(\[]))"
 )
 # The places of the document itself that its links lead to
 _LINKED = re.compile(r"""(?:\]\(<?|\]:[ \t]*<?|href=["']?)#([^\s)<>"']+)""")
 # A line that would begin something else than text
 _BLOCK = re.compile(
-    r"(?:[-+*]|\d{1,9}[.)]|#{1,6}|:)(?=\s|$)|>|`{3}|~{3}|:::|=+\s*$|-{2,}\s*$|([-*_])(?:[ \t]*\1){2,}\s*$|\[[^\]]+\]:"
+    r"(?:[-+*]|\d{1,9}[.)]|#{1,6}|:)(?=\s|$)|>|<[!?]|`{3}|~{3}|:::|=+\s*$|-{2,}\s*$|([-*_])(?:[ \t]*\1){2,}\s*$|\[[^\]]+\]:"
 )
 _PARAGRAPH = ["paragraph_open", "inline", "paragraph_close"]
 _AFTER = "\n"  # a text: dollarmath takes its last character for the one before the first
-_TAB = regex.compile(r'^[ \t]*\K===[!+]? (?=")', regex.MULTILINE)
+_TAB = regex.compile(r'^[ \t>]*\K===[!+]? (?=")', regex.MULTILINE)
 # Templates' blocks of code; pandoc's fences whose attributes have backquotes, and tables: multiline, simple; labels of
 # equations; comments of Obsidian and of MyST, which are no line that goes on behind a number
 _VERBATIM = r"highlight|raw|verbatim|comment|code\w*|math\w*|mermaid|plantuml|graphviz"
 _STAYS = re.compile(
     rf"^[ \t>]*\{{[{{%][-<%]?\s*({_VERBATIM})\b.*\n(?:.*\n){{0,999}}?.*\{{[{{%][-<%]?\s*(?:end|/)\s*\1\b"
     r"|^[ \t>]*(`{3,})[ \t]*\{.*`.*\}[ \t]*\n(?:.*\n){0,999}?[ \t>]*\2`*[ \t]*$"
-    r"|^ *-{3,} *\n(?:(?!\s*$).*\n){1,9}? *--+(?: +--+)+ *\n(?:.*\n){0,999}? *--[- ]*$"
-    r"|^(?:(?!\s*$).*\n)? *--+(?: +--+)+ *\n(?:(?!\s*$).*\n?)+"
+    r"|^[ >]*-{3,} *\n(?:(?![\s>]*$).*\n){1,9}?[ >]*--+(?: +--+)+ *\n(?:.*\n){0,999}?[ >]*--[- ]*$"
+    r"|^(?:(?![\s>]*$).*\n)?[ >]*--+(?: +--+)+ *\n(?:(?![\s>]*$).*\n?)+"
     r"|(?<=\$\$)[ \t]*\{#[^{}\n]*\}[ \t]*$|^[ \t]*%%[ \t]*\n[^%]*%%[ \t]*$"
-    r"|(?<!\d\n)^ {0,3}%(?:[ \t].*)?$",
+    r"|(?<!\d\n)^[ \t>]*%(?:[ \t].*)?$",
     re.MULTILINE,
 )
 # Other blocks that stay: MDX's import and export, a tag that its line does not end, pandoc's grids
@@ -223,7 +224,8 @@ def _located(text: str, parser: Any, names: dict[str, Any]) -> list[tuple[Any, S
             raw = match[0] if match else None
         if raw is None or not text.startswith(raw, at):
             return []  # all of it stays in the text
-        found.append((token, (at, at + len(raw))))
+        if raw:  # what is left of a mark has none
+            found.append((token, (at, at + len(raw))))
         at += len(raw)
     return found
 
@@ -238,8 +240,8 @@ def _paragraphs(passage: Passage, parser: Any, names: dict[str, Any]) -> Iterato
     for token, (start, stop) in _located(text, parser, names):
         if token.type == "attributes" and events[-1].kind != "text":
             events[-1] = events[-1]._replace(stop=stop)
-            if events[first].mark == "look":  # which may not become plain
-                events[first] = events[first]._replace(mark="element")
+            if events[first].mark == "look":  # which keeps a word, as a link does
+                events[first] = events[first]._replace(mark="link")
             at = stop
             continue
         event = _event(token, start, stop, text[start:stop])
@@ -292,45 +294,32 @@ def _passages(
             continue
         if _WHOLE.search(token.content):
             continue
-        groups = [list[Span]()]  # of lines, one for each text
-        broken = set[Span]()  # lines behind a hard break that begin something new
-        before = ""  # the line of a hard break
-        has_syntax = False
-        for words, span, hard_break in _lines(source, token, parent, begins, end):
-            end = span[1]
-            if is_syntax(words):
-                has_syntax = True
-                groups.append([])
-                before = ""
-                continue
-            if before and not runs_on(before, words):
-                broken.add(span)
-            before = words if hard_break else ""
-            label = _LABEL.match(words)
-            if label and label["part"]:
-                groups.append([])
-            if label and not groups[-1]:
-                span = span[0] + label.end(), end
-            if span[0] < end:
-                groups[-1].append(span)
-            if label and label["alert"]:
-                groups.append([])
-        texts = [passage(source, group, broken) for group in groups if group]
+        lines = [*_lines(source, token, parent, begins, end)]
+        if not lines:
+            continue
+        end = lines[-1].span[1]
+        texts = _texts(source, lines, parser, names)
+        has_syntax = any(is_syntax(line.words) for line in lines)
         if len(" ".join(each.text for each in texts).split()) > has_syntax:  # more than a word
-            for whole in texts:
-                yield from ((each, parent) for each in _cut(source, whole, broken, parser, names))
+            yield from ((each, parent) for each in texts)
+
+
+class _Line(NamedTuple):
+    words: str
+    span: Span
+    has_break: bool  # behind it: a hard one
 
 
 def _lines(
     source: str, token: Any, parent: str, begins: Sequence[int], end: int
-) -> Iterator[tuple[str, Span, bool]]:
-    """The words of a text's lines behind another text, where they are, and whether a hard break is behind them."""
+) -> Iterator[_Line]:
+    """The lines of a text behind another text."""
     for number, line in enumerate(token.content.split("\n"), token.map[0]):
         words = _BREAK.sub("", line)
         span = _find(source, words.strip(), max(begins[number], end), begins[number + 1], parent)
         if span:
             end = span[1]
-            yield words.strip(), span, words != line
+            yield _Line(words.strip(), span, words != line)
 
 
 def _line_begins(source: str) -> list[int]:
@@ -354,18 +343,43 @@ def _shown(source: str) -> str:
     return _FENCED_BOX.sub(r"\1:::\3\1:::", shown)
 
 
-def _cut(
-    source: str, whole: Passage, broken: Collection[Span], parser: Any, names: dict[str, Any]
-) -> Iterator[Passage]:
-    """The texts between the lines that begin something new, other than within a mark or some code."""
-    first = 0
-    for i, at in enumerate(whole.breaks, 1):
-        if whole.spans[i] in broken:
-            before = [each for each in _located(whole.text, parser, names) if each[1][0] < at]
-            if not sum(token.nesting or at < stop for token, (_, stop) in before):
-                yield passage(source, whole.spans[first:i], broken)
-                first = i
-    yield passage(source, whole.spans[first:], broken)
+def _texts(
+    source: str, lines: Sequence[_Line], parser: Any, names: dict[str, Any]
+) -> list[Passage]:
+    """The texts of these lines: between those of syntax and before those that begin something new, other than within a mark or
+    some code."""
+    broken = {
+        line.span
+        for before, line in pairwise(lines)
+        if before.has_break and not runs_on(before.words, line.words)
+    }
+    whole = passage(source, [line.span for line in lines], broken)
+    depths = _depths(whole.text, parser, names)
+    groups = [list[Span]()]
+    for line, (at, after) in zip(lines, pairwise([0, *whole.breaks, -1]), strict=True):
+        start, stop = line.span
+        label = _LABEL.match(line.words)
+        begins = (line.span in broken and not depths[at]) or (label and label["part"])
+        stays = is_syntax(line.words) and not depths[at] and not depths[after]
+        if begins or stays:
+            groups.append([])
+        if label and not groups[-1]:
+            start += label.end()
+        if start < stop and not stays:
+            groups[-1].append((start, stop))
+        if stays or (label and label["alert"]):
+            groups.append([])
+    return [passage(source, group, broken) for group in groups if group]
+
+
+def _depths(text: str, parser: Any, names: dict[str, Any]) -> list[int]:
+    """How many marks, pieces of code and the like each place of a text is in."""
+    changes = Counter[int]()
+    for token, (start, stop) in _located(text, parser, names):
+        if token.type != "text":
+            changes[start + 1] += token.nesting >= 0
+            changes[stop] -= token.nesting <= 0
+    return [*accumulate(changes[at] for at in range(len(text) + 1))]
 
 
 def _find(source: str, words: str, start: int, stop: int, parent: str) -> Span | None:
@@ -384,11 +398,12 @@ def _fit(parser: Any, passage: Paragraph, text: str) -> list[str]:
         text = re.sub(r"(?<!\\)\|", r"\|", text)  # which would end a table's cell
     lines = by_length(passage, re.sub(r"\n\s*\n", "\n", text))  # an empty one would end it
     for i, line in enumerate(lines):
-        while i and _BLOCK.match(line) and " " in line:
-            word, line = line.split(" ", 1)
-            lines[i - 1] += f" {word}"
+        while i and _BLOCK.match(line) and (" " in line or line.startswith("<")):
+            first = units(line)[0]
+            lines[i - 1] += f" {first.rstrip()}"
+            line = line[len(first) :]
         if _BLOCK.match(line) and not _BLOCK.match(passage.text):
-            line = re.sub(r"^\d*", r"\g<0>\\", line)
+            line = re.sub(r"^\d*(?=[^<\d])", r"\g<0>\\", line)
         lines[i] = line
     blocks = _blocks(parser, "\n".join(lines))
     is_whole = blocks in (_PARAGRAPH, _blocks(parser, passage.raw.replace("\n", " ")))

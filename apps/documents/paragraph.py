@@ -149,7 +149,7 @@ def placed(paragraph: Paragraph, text: str, targets: Sequence[Target]) -> list[S
         done.append(i)
     if paragraph.drops:
         for i in numbers:
-            if marks[i].kind == "look":
+            if not marks[i].is_anchor:
                 spans[i] = _bare(text, *spans[i])
     return spans
 
