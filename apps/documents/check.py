@@ -78,13 +78,17 @@ def with_kept(events: Events, raw: str, kept: Mapping[str, Event]) -> Iterator[E
             yield from events(piece)
 
 
-def fault_of(source: Outline, new: Outline, text: str, own_words: Iterable[str] = ()) -> str | None:
-    """The fault of a written passage; None: it has none. text: its words; own_words: others that are added anywhere"""
+def fault_of(
+    source: Outline, new: Outline, text: str, own_words: Iterable[str] = (), dropped: int = 0
+) -> str | None:
+    """The fault of a written passage; None: it has none. text: its words; own_words: others that are added anywhere; dropped: how
+    many looks were left out"""
     lost = [*(source.parts - new.parts), *(new.parts - source.parts)]
     for raw, around in lost:
         if around == _KEPT:
             return f"{raw:.40} is not there as often as in the source"
-    if lost or source.loose != new.loose or new.looks - source.looks:
+    is_dressed = new.looks - source.looks or (source.looks - new.looks).total() > dropped
+    if lost or source.loose != new.loose or is_dressed:
         return "its elements are not those of the source"
     for stand_in in changed(source.shown, new.shown):
         if stand_in in source.shown:

@@ -42,14 +42,22 @@ _TITLE = re.compile(r'\s"([^"\\\n]+)"\s*\)?\s*\Z')  # of a link, or what its nam
 _HIDES = re.compile(r"\^\[|!\[|\][(:]")  # what a document with inline notes, pictures or titles has
 # A tag around words
 _TAG = re.compile(rf"<(/?)(?!(?i:{'|'.join(VOID)})\b)(\w+)[^>]*(?<!/)>")
-# What CommonMark does not know: code as an element, a link that shows its target's title; a raised number; attributes of what
-# they stand behind; or what other programs read, in which no marks are: in braces, [[x]]
+# What CommonMark does not know: code as an element or with a role, a link that shows its target's title; a raised number;
+# attributes of what they stand behind; or what other programs read, in which no marks are: in braces, [[x]]
 _APART = regex.compile(
-    r"(?P<kept><(code|kbd|samp|tt|var)\b[^<>]*>[^<>`]*</\2\s*>|\[\]\(#[^()\s]*\))"
+    r"(?P<kept><(code|kbd|samp|tt|var)\b[^<>]*>[^<>`]*</\2\s*>|\[\]\(#[^()\s]*\)"
+    r"|(?:\{[\w:.+-]+\}|(?<!\w):[\w:.+-]{1,40}:)`[^`\n]+`)"
     r"|(?P<raised><(su[bp])\b[^<>]*>(?P<number>[^<>\p{L}]{1,40})</\4\s*>)"
-    r"|(?P<attributes>(?<=[)\]*_`])\{[ :.#\w][^{}\n]*\})"
+    r"|(?P<attributes>(?<=[)\]*_~=`])\{[ :.#\w][^{}\n]*\})"
     rf"|{BRACES}|(?P<page>\[\[[^\[\]]*\]\](?![(\[]))"
 )
+# Marks that CommonMark does not know: pandoc's [x]{.y}, ==x==
+_SPAN = regex.compile(
+    r"(?P<opens>\[)(?P<words>(?:[^\[\]\\]|\\.|\[[^\[\]]*+\])++)(?P<closes>\]\{[^{}\n]*\})"
+    r"|(?P<opens>==)(?P<words>(?=[^\s=]).{1,999}?(?<=[^\s=]))(?P<closes>==)(?!=)",
+    regex.DOTALL,
+)
+_SPANS = {"[": "span", "==": "highlight"}
 # The places of the document itself that its links lead to
 _LINKED = re.compile(r"""(?:\]\(<?|\]:[ \t]*<?|href=["']?)#([^\s)<>"']+)""")
 # A line that would begin something else than text
@@ -170,7 +178,7 @@ def _events(parser: Any, names: dict[str, Any], raw: str) -> Iterator[Event]:
 
 def _escaped(text: str) -> str:
     text = re.sub(r"\\?`", "&#96;", text)  # in code no backslash escapes
-    return re.sub(r"(?<!\\)([*_~$\[\]<])", r"\\\1", text)
+    return re.sub(r"(?<!\\)([*_~$\[\]<]|==(?=\S))", r"\\\1", text)
 
 
 def _parser():
@@ -188,6 +196,7 @@ def _parser():
     parser.use(dollarmath_plugin, allow_space=False, allow_digits=False, double_inline=True)
     parser.use(container_plugin, "any", validate=lambda *_: True)
     parser.inline.ruler.before("link", "apart", _apart)
+    parser.inline.ruler.before("link", "span", _span)
     # Which leaves notes out that nothing refers to, and which hides how characters are escaped
     return parser.disable(["footnote_tail", "text_join"])
 
@@ -208,6 +217,24 @@ def _apart(state: Any, silent: bool) -> bool:
     elif not silent:
         state.pending += match[0]
     state.pos = end
+    return True
+
+
+def _span(state: Any, silent: bool) -> bool:
+    """A rule of markdown-it."""
+    match = _SPAN.match(state.src, state.pos, state.posMax)
+    if silent or not match:
+        return False
+    kind = _SPANS[match["opens"]]
+    token = state.push(f"{kind}_open", "", 1)
+    token.markup = match["opens"]
+    token.content = match["closes"]
+    end = state.posMax
+    state.pos, state.posMax = match.span("words")
+    state.md.inline.tokenize(state)
+    state.push(f"{kind}_close", "", -1).markup = match["closes"]
+    state.posMax = end
+    state.pos = match.end()
     return True
 
 
@@ -276,7 +303,7 @@ def _event(token: Any, start: int, stop: int, raw: str) -> Event:
     if token.type == "attributes":
         return place._replace(mark=token.type)
     if token.nesting:
-        return place._replace(kind=edge, name=name, mark={"link": "link"}.get(name, "look"))
+        return place._replace(kind=edge, name=name, mark={"link": "link", "span": "link"}.get(name, "look"))
     return place._replace(kind="text", words=raw)
 
 

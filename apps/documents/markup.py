@@ -98,7 +98,7 @@ def _fit(
         parts = writer.parts()
         after = outline_of(with_kept(markup.events, "".join(parts), kept))
         shown = outline_of(markup.events(written(writer.words()))).shown
-        fault = fault_of(before, after, shown, writer.own_words())
+        fault = fault_of(before, after, shown, writer.own_words(), writer.dropped())
         if markup.lines and not fault:
             parts = markup.lines(paragraph, parts[0].strip())
             fault = None if parts else "it would begin a block of its own"

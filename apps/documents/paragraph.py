@@ -149,7 +149,7 @@ def placed(paragraph: Paragraph, text: str, targets: Sequence[Target]) -> list[S
         done.append(i)
     if paragraph.drops:
         for i in numbers:
-            if not marks[i].is_anchor:
+            if not marks[i].opens.strip("*_~="):
                 spans[i] = _bare(text, *spans[i])
     return spans
 
@@ -282,6 +282,10 @@ class Writer:
                 yield _Piece(raw, self._text[order[0] : stop], closes=order[1] == 0)
         yield _Piece(self._between(end, len(self._text)), self._text[end:])
 
+    def dropped(self) -> int:
+        """How many marks are left out."""
+        return sum(self._is_dropped(mark, span) for mark, span in self._marks)
+
     def own_words(self) -> list[str]:
         """The words of links for which the text has none, which are added to it."""
         empty = (mark for mark, (begin, end) in self._marks if begin == end)
@@ -292,8 +296,7 @@ class Writer:
         the inner ones first, then what has no words, then begins, the outer ones first."""
         for number, (mark, (begin, end)) in enumerate(self._marks):
             start, stop = mark.source_span
-            is_look = mark.kind == "look" and self._paragraph.drops
-            if mark.kind == "run" or (is_look and begin == end):
+            if mark.kind == "run" or self._is_dropped(mark, (begin, end)):
                 continue
             if begin == end:
                 order = self._place(mark, begin)
@@ -308,6 +311,9 @@ class Writer:
             else:
                 yield (begin, 2, -end, number, start), mark.opens, begin, None
                 yield (end, 0, -begin, -number, stop), mark.closes, end, None
+
+    def _is_dropped(self, mark: Mark, span: Span) -> bool:
+        return self._paragraph.drops and mark.kind == "look" and span[0] == span[1]
 
     def _place(self, mark: Mark, at: int) -> tuple[int, ...]:
         """The order of a mark without words: in the one that it is in in the source, if that begins or ends here."""
