@@ -15,10 +15,11 @@ import regex
 from apps.documents.document import Document, Passage, Span, as_text, by_length, passage, units
 from apps.documents.inline import STAND_IN, Event, is_apart, paragraphs_of
 from apps.documents.language import in_head
+from apps.documents.line_marks import LIST_MARKS, without
 from apps.documents.markup import Markup, in_markup
 from apps.documents.paragraph import Paragraph
 from apps.documents.prose import BRACES, has_words, is_syntax
-from apps.documents.sentences import runs_on
+from apps.documents.sentences import items, runs_on
 from apps.documents.tags import MARKS, VOID
 
 _FRONT = re.compile(
@@ -75,6 +76,8 @@ _STAYS = re.compile(
     r"|^[ \t>]*(`{3,})[ \t]*\{.*`.*\}[ \t]*\n(?:.*\n){0,999}?[ \t>]*\2`*[ \t]*$"
     r"|^[ >]*-{3,} *\n(?:(?![\s>]*$).*\n){1,9}?[ >]*--+(?: +--+)+ *\n(?:.*\n){0,999}?[ >]*--[- ]*$"
     r"|^(?:(?![\s>]*$).*\n)?[ >]*--+(?: +--+)+ *\n(?:(?![\s>]*$).*\n?)+"
+    r"|^[ \t>]*\\begin\{(\w+\*?)\}(?:.*\n){0,999}?.*\\end\{\3\}.*$"
+    r"|^---[ \t]*\n(?:[a-z_][\w-]*:(?:[ \t].*)?\n|[ \t]+\S.*\n|-[ \t].*\n)+(?:---|\.\.\.)[ \t]*$"
     r"|(?<=\$\$)[ \t]*\{#[^{}\n]*\}[ \t]*$|^[ \t]*%%[ \t]*\n[^%]*%%[ \t]*$"
     r"|(?<!\d\n)^[ \t>]*%(?:[ \t].*)?$",
     re.MULTILINE,
@@ -97,10 +100,9 @@ _FENCED_BOX = re.compile(
 _SLASHED_BOX = regex.compile(r"^[ \t>]*\K/{3,}(?=[ \t]+[\w-]+[ \t]*(?:\|.*)?$|[ \t]*$)", regex.MULTILINE)
 # Two spaces or a backslash that is not escaped, which make a line's end a break
 _BREAK = regex.compile(r"(?<! ) {2,}$|(?<!\\)(?:\\\\)*\K\\$")
-# Before the words of a caption of pandoc's tables; of an alert, whose title is a text of its own; of a line of pandoc's line
-# blocks, or a part of MyST's cards
+# Before the words of a caption of pandoc's tables; of an alert, whose title is a text of its own; of a part of MyST's cards
 _LABEL = re.compile(
-    r"(?:Table)?:\s+(?=\S)|(?P<alert>\[!\w+\][+-]?(?:\s+|$))|(?P<part>(?:\||\+{3})(?:\s+|$))"
+    r"(?:Table)?:\s+(?=\S)|(?P<alert>\[!\w+\][+-]?(?:\s+|$))|(?P<part>\+{3}(?:\s+|$))"
 )
 
 
@@ -383,15 +385,22 @@ def _texts(
     whole = passage(source, [line.span for line in lines], broken)
     depths = _depths(whole.text, parser, names)
     groups = [list[Span]()]
-    for line, (at, after) in zip(lines, pairwise([0, *whole.breaks, -1]), strict=True):
-        start, stop = line.span
+    firsts = items([line.words for line in lines])  # of an unknown list
+    places = pairwise([0, *whole.breaks, -1])
+    for i, (line, (at, after)) in enumerate(zip(lines, places, strict=True)):
+        start, stop = without(LIST_MARKS, source, line.span)
+        is_item = i in firsts and not depths[at + start - line.span[0]]  # nor code
+        if is_item:
+            groups.append([])
+        else:
+            start = line.span[0]
         label = _LABEL.match(line.words)
         begins = (line.span in broken and not depths[at]) or (label and label["part"])
         stays = is_syntax(line.words) and not depths[at] and not depths[after]
         if begins or stays:
             groups.append([])
         if label and not groups[-1]:
-            start += label.end()
+            start = max(start, line.span[0] + label.end())
         if start < stop and not stays:
             groups[-1].append((start, stop))
         if stays or (label and label["alert"]):

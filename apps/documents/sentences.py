@@ -63,9 +63,9 @@ def runs_on(before: str, after: str) -> bool:
 def paragraphs(lines: Sequence[str]) -> Iterator[Sequence[str]]:
     """Lines by paragraph: an item of a list; an evenly wrapped block; or a sentence's first line and those, in lower case, not
     more indented."""
-    items = _items(lines)
-    if len(items) > 1:
-        for first, after in pairwise([*items, len(lines)]):
+    begins = items(lines)
+    if len(begins) > 1:
+        for first, after in pairwise([*begins, len(lines)]):
             yield from paragraphs(lines[first:after])
         return
     if _wrapped(lines):
@@ -79,12 +79,12 @@ def paragraphs(lines: Sequence[str]) -> Iterator[Sequence[str]]:
     yield lines[first:]
 
 
-def _items(lines: Sequence[str]) -> list[int]:
+def items(lines: Sequence[str]) -> list[int]:
     """The lines with which items of a list begin, if that is what the first one does."""
-    items = [i for i, line in enumerate(lines) if _ITEM.match(line)]
-    if len(items) < len(lines):  # some may begin with what stands within a sentence
-        items = [i for i in items if _BEGINS_SENTENCE.match(lines[i])]
-    return items if items[:1] == [0] else []
+    found = [i for i, line in enumerate(lines) if _ITEM.match(line)]
+    if len(found) < len(lines):  # some may begin with what stands within a sentence
+        found = [i for i in found if _BEGINS_SENTENCE.match(lines[i])]
+    return found if found[:1] == [0] else []
 
 
 def _goes_on(first: str, before: str, line: str) -> bool:
