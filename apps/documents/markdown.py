@@ -50,15 +50,15 @@ _APART = regex.compile(
     r"|(?:\{[\w:.+-]+\}|(?<!\w):[\w:.+-]{1,40}:)`[^`\n]+`)"
     r"|(?P<raised><(su[bp])\b[^<>]*>(?P<number>[^<>\p{L}]{1,40})</\4\s*>)"
     r"|(?P<attributes>(?<=[)\]*_~=`])\{[ :.#\w][^{}\n]*\})"
-    rf"|{BRACES}|(?P<page>\[\[[^\[\]]*\]\](?![(\[]))"
+    rf"|(?!\{{(?:==|\+\+|--)){BRACES}|(?P<page>\[\[[^\[\]]*\]\](?![(\[]))"
 )
-# Marks that CommonMark does not know: pandoc's [x]{.y}, ==x==
+# Marks that CommonMark does not know: [x]{.y} and [x][y] without a target, ==x==, ^^x^^, {++x++}
 _SPAN = regex.compile(
-    r"(?P<opens>\[)(?P<words>(?:[^\[\]\\]|\\.|\[[^\[\]]*+\])++)(?P<closes>\]\{[^{}\n]*\})"
-    r"|(?P<opens>==)(?P<words>(?=[^\s=]).{1,999}?(?<=[^\s=]))(?P<closes>==)(?!=)",
+    r"(?P<opens>\[)(?P<words>(?:[^\[\]\\]|\\.|\[[^\[\]]*+\])++)(?P<closes>\](?:\{[^{}\n]*\}|\[[^\[\]\n]+\]))"
+    r"|(?P<opens>==|\^\^)(?P<words>(?=[^\s=^]).{1,999}?(?<=[^\s=^]))(?P<closes>\1)"
+    r"|(?P<opens>\{(==|\+\+|--))(?P<words>[^{}]+?)(?P<closes>\4\})",
     regex.DOTALL,
 )
-_SPANS = {"[": "span", "==": "highlight"}
 # The places of the document itself that its links lead to
 _LINKED = re.compile(r"""(?:\]\(<?|\]:[ \t]*<?|href=["']?)#([^\s)<>"']+)""")
 # A line that would begin something else than text
@@ -198,7 +198,7 @@ def _parser():
     parser.use(dollarmath_plugin, allow_space=False, allow_digits=False, double_inline=True)
     parser.use(container_plugin, "any", validate=lambda *_: True)
     parser.inline.ruler.before("link", "apart", _apart)
-    parser.inline.ruler.before("link", "span", _span)
+    parser.inline.ruler.after("link", "span", _span)
     # Which leaves notes out that nothing refers to, and which hides how characters are escaped
     return parser.disable(["footnote_tail", "text_join"])
 
@@ -227,14 +227,13 @@ def _span(state: Any, silent: bool) -> bool:
     match = _SPAN.match(state.src, state.pos, state.posMax)
     if silent or not match:
         return False
-    kind = _SPANS[match["opens"]]
-    token = state.push(f"{kind}_open", "", 1)
+    token = state.push("span_open", "", 1)
     token.markup = match["opens"]
     token.content = match["closes"]
     end = state.posMax
     state.pos, state.posMax = match.span("words")
     state.md.inline.tokenize(state)
-    state.push(f"{kind}_close", "", -1).markup = match["closes"]
+    state.push("span_close", "", -1).markup = match["closes"]
     state.posMax = end
     state.pos = match.end()
     return True

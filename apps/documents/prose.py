@@ -17,6 +17,7 @@ _ADDRESS = (
 _ROMAN = r"(?i:(?=[ivx]|l[ivx])(?:xc|xl|l?x{0,3})(?:ix|iv|v?i{0,3}))(?!\w)"
 _LETTER = rf"[\w--[{UNSPACED_CHARACTERS}]]"  # of words that have spaces between them
 _JOINED = rf"[\w@#$%\\\|=\~\^/.:+*\&\-<>--[{UNSPACED_CHARACTERS}]]"
+_RAISED = r"\p{L}{4,}+[\^~]\w{1,9}[\^~](?!\w)"  # behind a word
 _MARK = r"(?:\*{1,3}|_{1,3}|~~|==)"
 _BEGINS = rf"(?:(?<!{_JOINED})|(?<=(?<!{_JOINED}){_MARK}))"  # also behind a mark
 BRACES = r"\{[^{}]*\}"
@@ -53,8 +54,9 @@ _STAND_INS = (
     # Names, values, paths, calls, switches
     r"(?<![^\s(\[])--[a-z][\w-]*+(?:=\S+)?|(?<!\w)__\w+?__(?!\w)",
     rf"{_BEGINS}{_LETTER}(?:{_LETTER}|[.:])*+(?:\(\)|(?=\([^\s()])(?:{_ARGUMENTS}))",
-    rf"{_BEGINS}(?![\w--[_{UNSPACED_CHARACTERS}]]++[\s,;!?])(?={_JOINED}*?(?:{_SIGNS})){_JOINED}+(?<![.:])"
+    rf"{_BEGINS}(?![\w--[_{UNSPACED_CHARACTERS}]]++[\s,;!?]|{_RAISED})(?={_JOINED}*?(?:{_SIGNS})){_JOINED}+(?<![.:])"
     rf"(?:(?:{_ARGUMENTS}){_JOINED}*(?<![.:]))*",
+    r"(?<=\p{L}{4})[\^~]\w{1,9}[\^~](?!\w)",
     # Marks beside words: **, _, [ and ](x), the & of &Open
     rf"(?<![\w*_~=]){_MARK}(?=[^\s*_~=])|(?<=[^\s*_~=]){_MARK}(?![\w*_~=])|(?<![\w&])&(?=\p{{L}})",
     r"!?\[(?=[^\[\]\n]*\][({\[])|\](?:\((?:[^()]|\([^()]*\))*\)|\{[^{}]*\}|\[[^\[\]]*\])|(?<=\w)::(?!\w)|\t+",
@@ -69,7 +71,7 @@ _TOUCHED = regex.compile(f"(?V1){_LETTER}")
 _BEGIN = regex.compile(
     rf"\A(?:(?:{_PICTURE}|[♪♫]|[(\[]?{_ROMAN}[.)\]](?=\s)|\(@[\w.:-]*\)(?=\s))\s*)+"
 )
-_END = regex.compile(rf"(?r)(?:\s*(?:{_PICTURE}|[♪♫]|\{{[#.:][^{{}}]*\}}))+\Z")
+_END = regex.compile(rf"(?r)(?:\s*(?:{_PICTURE}|[♪♫]|\{{\s*[#.:][^{{}}]*\}}))+\Z")
 _ALONE = regex.compile(
     rf"(?V1)[\W\d_]*(?:(?:[\p{{L}}--[{UNSPACED_CHARACTERS}]]|{_ROMAN})[)\]]?\.?\s*)?"
 )
