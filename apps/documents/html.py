@@ -113,9 +113,10 @@ class _PageReader:
         self.added = {"html": _LANGUAGE[is_xml]}  # names of elements, and what should name theirs
         self.stays = stays
         self.tokens = [*html_tokens(source, is_xml)]
-        if is_html:
-            prefix = re.compile(r".*:" if is_xml else r".*:(?=math\Z)")
-            self.tokens = [each._replace(name=prefix.sub("", each.name)) for each in self.tokens]
+        for number, token in enumerate(self.tokens):
+            local = token.name.rpartition(":")[2]
+            if is_html and local != token.name and (is_xml or local == "math"):
+                self.tokens[number] = token._replace(name=local)
         self.ends = ends_of(self.tokens)
         self.texts = [i for i, token in enumerate(self.tokens) if token.kind == "text"]
         self.firsts = {last: first for first, last in self.ends.items()}
@@ -192,13 +193,14 @@ class _PageReader:
             if whole:
                 self.wholes[number] = whole
                 after = last + 1
-                continue
-            if self.is_html and token.name != "link":  # whose title is a name
+            is_named = token.name == "link" or (whole and whole.words)  # whose title is no prose
+            if self.is_html and not is_named:
                 names = {*_READ}
                 if _WORDED.match(self.source, token.start):
                     names |= {"value", "content"}
                 self.attributes += attributes_in(self.source, token[1:3], names)
-            if token.name == "html" or _LABEL.search(self.source, token.start, token.stop):
+            is_label = token.name == "html" or _LABEL.search(self.source, token.start, token.stop)
+            if is_label and not whole:
                 self.labels.append(token)
 
     def in_language(self, change: LanguageChange) -> str:
@@ -256,6 +258,8 @@ class _PageReader:
             return "item"
         if len(before) == 1 or not (is_glued(before[-1], behind[0]) and behind[0].isalnum()):
             return ""
+        if "link" in looks:  # which ends no part of a word
+            return "item"
         if one != other and not behind[0].isupper():
             return ""
         return "word" if behind[0].islower() else "item"

@@ -382,7 +382,9 @@ def _texts(
         if before.has_break and not runs_on(before.words, line.words)
     }
     whole = passage(source, [line.span for line in lines], broken)
-    depths = _depths(whole.text, parser, names)
+    depths = [0] * (len(whole.text) + 1)
+    if whole.breaks:
+        depths = _depths(whole.text, parser, names)
     groups = [list[Span]()]
     firsts = items([line.words for line in lines])  # of an unknown list
     places = pairwise([0, *whole.breaks, -1])
