@@ -253,14 +253,15 @@ class _PageReader:
         if self.wholes.keys() & {first, second} or len(numbers) < 4 or numbers != sorted(numbers):
             return ""
         one, before, behind, other = map(self._raw, [*numbers[:3], second])
-        looks = [MARKS.get(self.tokens[number].name) for number in (first, second)]
+        names = [self.tokens[number].name for number in (first, second)]
+        looks = [MARKS.get(name) for name in names]
         if one != other and "look" not in looks:
             return "item"
         if len(before) == 1 or not (is_glued(before[-1], behind[0]) and behind[0].isalnum()):
             return ""
         if "link" in looks:  # which ends no part of a word
             return "item"
-        if one != other and not behind[0].isupper():
+        if one != other and not behind[0].isupper() and names != ["span", "span"]:
             return ""
         return "word" if behind[0].islower() else "item"
 
