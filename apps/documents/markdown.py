@@ -97,7 +97,9 @@ _BOX = regex.compile(
 _FENCED_BOX = re.compile(
     rf"^([ \t>]*)(`{{3,}}|~{{3,}})({_BOXES}.*\n(?:.*\n){{0,999}}?)\1\2[ \t]*$", re.MULTILINE
 )
-_SLASHED_BOX = regex.compile(r"^[ \t>]*\K/{3,}(?=[ \t]+[\w-]+[ \t]*(?:\|.*)?$|[ \t]*$)", regex.MULTILINE)
+_SLASHED_BOX = regex.compile(
+    r"^[ \t>]*\K/{3,}(?=[ \t]+[\w-]+[ \t]*(?:\|.*)?$|[ \t]*$)", regex.MULTILINE
+)
 # Two spaces or a backslash that is not escaped, which make a line's end a break
 _BREAK = regex.compile(r"(?<! ) {2,}$|(?<!\\)(?:\\\\)*\K\\$")
 # Before the words of a caption of pandoc's tables; of an alert, whose title is a text of its own; of a part of MyST's cards
@@ -192,7 +194,9 @@ def _parser():
     from mdit_py_plugins.dollarmath import dollarmath_plugin
     from mdit_py_plugins.footnote import footnote_plugin
 
-    parser = MarkdownIt("commonmark", {"alerts": True, "tasklists": True}).enable(["table", "strikethrough"])
+    parser = MarkdownIt("commonmark", {"alerts": True, "tasklists": True}).enable(
+        ["table", "strikethrough"]
+    )
     for plugin in (admon_plugin, amsmath_plugin, deflist_plugin, footnote_plugin):
         parser.use(plugin)
     parser.use(dollarmath_plugin, allow_space=False, allow_digits=False, double_inline=True)
@@ -304,7 +308,9 @@ def _event(token: Any, start: int, stop: int, raw: str) -> Event:
     if token.type == "attributes":
         return place._replace(mark=token.type)
     if token.nesting:
-        return place._replace(kind=edge, name=name, mark={"link": "link", "span": "link"}.get(name, "look"))
+        return place._replace(
+            kind=edge, name=name, mark={"link": "link", "span": "link"}.get(name, "look")
+        )
     return place._replace(kind="text", words=raw)
 
 
