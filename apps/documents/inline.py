@@ -18,7 +18,8 @@ MAX_MARKS = 400  # of a paragraph; with more, it is written without them
 _NUMBER = regex.compile(r"(?=.*[\p{N}\p{S}*†‡§¶])\P{L}*", regex.DOTALL)  # or a sign
 _RAISED = re.compile(r'su[bp]\Z|.*"(?:sub|super)script"', re.DOTALL)  # an element's name, a look
 _BEGINNING = regex.compile(r"\P{L}*+(?!\p{Ll})\p{L}")  # of a sentence
-_UNIT = regex.compile(r"(?<!\p{L})(?:\p{L}|(?<=\p{N}\s?)\p{L}{2,3})$")  # m2, 5 km2, x2
+UNIT = r"(?<!\p{L})(?:\p{L}|(?<=\p{N}\s?)\p{L}{2,3})"  # m2, 5 km2, x2
+_BEHIND_UNIT = regex.compile(f"{UNIT}$")
 _NEAR = 40  # characters: longer texts are no numbers
 
 
@@ -112,24 +113,22 @@ def _with_numbers(events: Sequence[Event]) -> Sequence[Event]:
     for first, last in lasts.items():
         numbers = range(first, last + 1)
         is_raised = any(_RAISED.match(looks[i] or events[i].name) for i in numbers)
-        start = places[first]
-        stop = places[last + 1]
-        if is_apart(shown[:start], shown[start:stop], shown[stop:], is_raised):
+        if _is_apart(shown, places[first], places[last + 1], is_raised):
             for i in numbers:
                 if events[i].kind == "text":
                     new[i] = events[i]._replace(kind="anchor", words="", run=None)
     return new
 
 
-def is_apart(before: str, shown: str, behind: str, is_raised: bool) -> bool:
-    """Whether this is a number that is raised or ends a word, or stands before a sentence; H2O and m2 are words."""
-    if len(shown) > _NEAR or not _NUMBER.fullmatch(shown):
+def _is_apart(shown: str, start: int, stop: int, is_raised: bool) -> bool:
+    """Whether there is a number that is raised or ends a word, or stands before a sentence; H2O and m2 are words."""
+    if stop - start > _NEAR or not _NUMBER.fullmatch(shown, start, stop):
         return False
-    before = before[-_NEAR:]
-    behind = behind[:_NEAR]
+    before = shown[max(start - _NEAR, 0) : start]
+    behind = shown[stop : stop + _NEAR]
     has_spaces = not is_unspaced(before[-1:])
     is_in_word = before[-1:].isalpha() and behind[:1].isalpha()
-    if has_spaces and (is_in_word or (is_raised and _UNIT.search(before))):
+    if has_spaces and (is_in_word or (is_raised and _BEHIND_UNIT.search(before))):
         return False
     if is_raised or (has_spaces and before[-1:].isalnum()):
         return True

@@ -3,22 +3,22 @@ footnotes, definitions and math. Code, HTML, links' targets and tables stay."""
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote
 
 import regex
 
 from apps.documents.document import Document, Passage, Span, as_text, by_length, passage, units
-from apps.documents.inline import STAND_IN, Event, is_apart, paragraphs_of
+from apps.documents.inline import STAND_IN, UNIT, Event, paragraphs_of
 from apps.documents.language import in_head
-from apps.documents.line_marks import LIST_MARKS, without
+from apps.documents.line_marks import LIST_MARKS
 from apps.documents.markup import Markup, in_markup
 from apps.documents.paragraph import Paragraph
-from apps.documents.prose import BRACES, has_words, is_syntax
+from apps.documents.prose import BRACES, is_syntax, translatable
 from apps.documents.sentences import items, runs_on
 from apps.documents.tags import MARKS, VOID
 
@@ -38,6 +38,10 @@ _TOKENS = {
     "link_open": r"\[|<",
     "link_close": rf"\]{_TARGET}|>",
 }
+# What stays, and what it shows; the kinds of marks
+_SHOWN = dict.fromkeys(("html_inline", "image", "footnote_ref", "raised"), "")
+_SHOWN |= dict.fromkeys(("code_inline", "kept", "math_inline", "math_inline_double"), STAND_IN)
+_KINDS = {"link": "link", "span": "link"}
 _BRACKETS = regex.compile(_SQUARE, regex.DOTALL)
 _TITLE = re.compile(r'\s"([^"\\\n]+)"\s*\)?\s*\Z')  # of a link, or what its name leads to
 _HIDES = re.compile(r"\^\[|!\[|\][(:]")  # what a document with inline notes, pictures or titles has
@@ -48,7 +52,7 @@ _TAG = re.compile(rf"<(/?)(?!(?i:{'|'.join(VOID)})\b)(\w+)[^>]*(?<!/)>")
 _APART = regex.compile(
     r"(?P<kept><(code|kbd|samp|tt|var)\b[^<>]*>[^<>`]*</\2\s*>|\[\]\(#[^()\s]*\)"
     r"|(?:\{[\w:.+-]+\}|(?<!\w):[\w:.+-]{1,40}:)`[^`\n]+`)"
-    r"|(?P<raised><(su[bp])\b[^<>]*>(?P<number>[^<>\p{L}]{1,40})</\4\s*>)"
+    rf"|(?P<raised>(?<!{UNIT})<(su[bp])\b[^<>]*>[^<>\p{{L}}]{{1,40}}</\4\s*>(?!\p{{L}}))"
     r"|(?P<attributes>(?<=[)\]*_~=`])\{[ :.#\w][^{}\n]*\})"
     rf"|(?!\{{(?:==|\+\+|--)){BRACES}|(?P<page>\[\[[^\[\]]*\]\](?![(\[]))"
 )
@@ -61,13 +65,10 @@ _SPAN = regex.compile(
 )
 # The places of the document itself that its links lead to
 _LINKED = re.compile(r"""(?:\]\(<?|\]:[ \t]*<?|href=["']?)#([^\s)<>"']+)""")
-# A line that would begin something else than text
-_BLOCK = re.compile(
-    r"(?:[-+*]|\d{1,9}[.)]|#{1,6}|:)(?=\s|$)|>|<[!?]|`{3}|~{3}|:::|=+\s*$|-{2,}\s*$|([-*_])(?:[ \t]*\1){2,}\s*$|\[[^\]]+\]:"
-)
+Inline = Callable[[str], Sequence[Any]]  # the tokens of a text
+_Line = tuple[str, Span, bool]  # its words, their place, and whether a hard break is behind them
 _PARAGRAPH = ["paragraph_open", "inline", "paragraph_close"]
 _AFTER = "\n"  # a text: dollarmath takes its last character for the one before the first
-_TAB = regex.compile(r'^[ \t>]*\K===[!+]? (?=")', regex.MULTILINE)
 # Templates' blocks of code; pandoc's fences whose attributes have backquotes, and tables: multiline, simple; labels of
 # equations; comments of Obsidian and of MyST, which are no line that goes on behind a number
 _VERBATIM = r"highlight|raw|verbatim|comment|code\w*|math\w*|mermaid|plantuml|graphviz"
@@ -94,12 +95,12 @@ _BOX = regex.compile(
     rf"(?::{{3,}}\s*(?!\{{)[\w-]+(?:\[|[ \t]+)|/{{3,}}[ \t]*(?!html\b)[\w-]+[ \t]*\|[ \t]*|(?::{{3,}}|`{{3,}}|~{{3,}}){_BOXES}[ \t]+)"
     r"(?P<title>[^\[\]{}:\r\n]*\p{L}[^\[\]{}:\r\n]*)"
 )
-_FENCED_BOX = re.compile(
-    rf"^([ \t>]*)(`{{3,}}|~{{3,}})({_BOXES}.*\n(?:.*\n){{0,999}}?)\1\2[ \t]*$", re.MULTILINE
-)
-_SLASHED_BOX = regex.compile(
-    r"^[ \t>]*\K/{3,}(?=[ \t]+[\w-]+[ \t]*(?:\|.*)?$|[ \t]*$)", regex.MULTILINE
-)
+# Boxes of other dialects, and how they are written for the parser
+_WRITTEN = {
+    r'^[ \t>]*\K===[!+]? (?=")': "!!! tab ",
+    r"^[ \t>]*\K/{3,}(?=[ \t]+[\w-]+[ \t]*(?:\|.*)?$|[ \t]*$)": ":::",
+    rf"^([ \t>]*)(`{{3,}}|~{{3,}})({_BOXES}.*\n(?:.*\n){{0,999}}?)\1\2[ \t]*$": r"\1:::\3\1:::",
+}
 # Two spaces or a backslash that is not escaped, which make a line's end a break
 _BREAK = regex.compile(r"(?<! ) {2,}$|(?<!\\)(?:\\\\)*\K\\$")
 # Before the words of a caption of pandoc's tables; of an alert, whose title is a text of its own; of a part of MyST's cards
@@ -113,28 +114,35 @@ def parse(data: bytes, bilingual: bool = False, anchors: Collection[str] = ()) -
     parser = _parser()
     source = as_text(data)
     names = dict[str, Any]()  # what links and notes refer to
-    begins = _line_begins(source)
+    begins = [0, *(match.end() for match in re.finditer(r"\r\n?|\n", source)), len(source)]
+
+    def inline(text: str) -> Sequence[Any]:
+        return parser.parseInline(text + _AFTER, names)[0].children
+
+    def passages(source: str) -> list[tuple[Passage, str]]:
+        return [*_passages(source, begins, parser.parse(_shown(source), names), inline)]
+
     linked = {_slug(target): target for target in (*_LINKED.findall(source), *anchors)}
 
     def find(source: str) -> Iterator[Paragraph]:
         seen = Counter[str]()
-        for each, parent in [*_passages(source, begins, parser, names)]:
+        for each, parent in passages(source):
             anchor = ""
             if parent == "heading_open":
                 slug = _slug(each.text)
                 target = linked.get(f"{slug}{seen[slug] or ''}")  # the second one's ends in 1
                 seen[slug] += 1
                 anchor = f'<a id="{target}"></a>' if target else ""
-            for paragraph in _paragraphs(each, parser, names):
+            for paragraph in _paragraphs(each, inline):
                 yield replace(paragraph, raw=anchor + paragraph.raw, ends=(anchor, ""))
 
     hidden = list[Passage]()
-    for whole, _ in _passages(source, begins, parser, names) if _HIDES.search(source) else ():
-        for token, (start, stop) in _located(whole.text, parser, names):
+    for whole, _ in passages(source) if _HIDES.search(source) else ():
+        for token, (start, stop) in _located(whole.text, inline):
             for low, high in _words_in(token, whole.text[start:stop]):
                 part = _part(source, whole, start + low, start + high)
                 is_title = whole.text[start + low - 1] == '"'
-                hidden += [part] if is_title else _paragraphs(part, parser, names)
+                hidden += [part] if is_title else _paragraphs(part, inline)
     for target in names.get("references", {}).values():
         first, after = target["map"]
         title = _TITLE.search(source, begins[first], begins[after])
@@ -142,7 +150,7 @@ def parse(data: bytes, bilingual: bool = False, anchors: Collection[str] = ()) -
             hidden.append(passage(source, [title.span(1)]))
     below = "<br/>{}".format if bilingual else None
     lines = partial(_fit, parser)
-    markup = Markup(_escaped, partial(_events, parser, names), lines, below=below, relabel=in_head)
+    markup = Markup(_escaped, partial(_events, inline), lines, below=below, relabel=in_head)
     return in_markup(data, find, markup, hidden=hidden)
 
 
@@ -171,9 +179,9 @@ def _part(source: str, whole: Passage, start: int, stop: int) -> Passage:
     return passage(source, [span for span in spans if span[0] < span[1]])
 
 
-def _events(parser: Any, names: dict[str, Any], raw: str) -> Iterator[Event]:
+def _events(inline: Inline, raw: str) -> Iterator[Event]:
     """The targets of links and the like, however they are written, and the words."""
-    for token in parser.parseInline(raw + _AFTER, names)[0].children:
+    for token in inline(raw):
         words = "\n" if token.type.endswith("break") else token.content
         event = _event(token, 0, 0, words)
         leads_to = (*token.attrs.values(), token.content, token.meta.get("label", ""))
@@ -188,7 +196,6 @@ def _escaped(text: str) -> str:
 def _parser():
     from markdown_it import MarkdownIt
     from mdit_py_plugins.admon import admon_plugin
-    from mdit_py_plugins.amsmath import amsmath_plugin
     from mdit_py_plugins.container import container_plugin
     from mdit_py_plugins.deflist import deflist_plugin
     from mdit_py_plugins.dollarmath import dollarmath_plugin
@@ -197,7 +204,7 @@ def _parser():
     parser = MarkdownIt("commonmark", {"alerts": True, "tasklists": True}).enable(
         ["table", "strikethrough"]
     )
-    for plugin in (admon_plugin, amsmath_plugin, deflist_plugin, footnote_plugin):
+    for plugin in (admon_plugin, deflist_plugin, footnote_plugin):
         parser.use(plugin)
     parser.use(dollarmath_plugin, allow_space=False, allow_digits=False, double_inline=True)
     parser.use(container_plugin, "any", validate=lambda *_: True)
@@ -212,17 +219,12 @@ def _apart(state: Any, silent: bool) -> bool:
     match = _APART.match(state.src, state.pos)
     if not match or (silent and match["page"]):  # which may stand in a link's words
         return False
-    start, end = match.span()
-    if match["raised"]:
-        around = state.src[:start], match["number"], state.src[end:]
-        if not is_apart(*around, is_raised=True):
-            return False
     is_behind = match["attributes"] and state.tokens and not state.pending  # of a token
     if not silent and (match["kept"] or match["raised"] or is_behind):
         state.push(match.lastgroup, "", 0).content = match[0]
     elif not silent:
         state.pending += match[0]
-    state.pos = end
+    state.pos = match.end()
     return True
 
 
@@ -243,11 +245,11 @@ def _span(state: Any, silent: bool) -> bool:
     return True
 
 
-def _located(text: str, parser: Any, names: dict[str, Any]) -> list[tuple[Any, Span]]:
+def _located(text: str, inline: Inline) -> list[tuple[Any, Span]]:
     """The tokens of a text with their places; none if some are not understood."""
     found = list[tuple[Any, Span]]()
     at = 0
-    for token in parser.parseInline(text + _AFTER, names)[0].children:
+    for token in inline(text):
         if at == len(text):
             break
         raw = token.markup if token.nesting or token.type == "text_special" else token.content
@@ -262,14 +264,14 @@ def _located(text: str, parser: Any, names: dict[str, Any]) -> list[tuple[Any, S
     return found
 
 
-def _paragraphs(passage: Passage, parser: Any, names: dict[str, Any]) -> Iterator[Paragraph]:
+def _paragraphs(passage: Passage, inline: Inline) -> Iterator[Paragraph]:
     """The passage without its markup, if it has words."""
     text = passage.text
     events = list[Event]()
     opened = list[int]()  # the events that open something
     first = 0  # of the last element, or what is one by itself
     at = 0
-    for token, (start, stop) in _located(text, parser, names):
+    for token, (start, stop) in _located(text, inline):
         if token.type == "attributes" and events[-1].kind != "text":
             events[-1] = events[-1]._replace(stop=stop)
             if events[first].mark == "look":  # which keeps a word, as a link does
@@ -284,7 +286,7 @@ def _paragraphs(passage: Passage, parser: Any, names: dict[str, Any]) -> Iterato
             first = opened.pop()
         if token.type == "link_close":
             label = text[events[first].stop : start]
-            if text[start:stop] in ("]", "][]") and has_words(label):  # and these are its name
+            if text[start:stop] in ("]", "][]") and translatable(label):  # and these are its name
                 event = event._replace(raw=f"][{label}]")
         events.append(event)
         at = stop
@@ -301,70 +303,43 @@ def _event(token: Any, start: int, stop: int, raw: str) -> Event:
     if tag:
         kind = {"": "open", "/": "close"}[tag[1]]
         return place._replace(kind=kind, name=tag[2], mark=MARKS.get(tag[2].lower(), "element"))
-    if token.type in ("code_inline", "kept", "math_inline", "math_inline_double"):
-        return place._replace(words=STAND_IN)
-    if token.type in ("html_inline", "image", "footnote_ref", "raised"):
-        return place
+    if token.type in _SHOWN:
+        return place._replace(words=_SHOWN[token.type])
     if token.type == "attributes":
         return place._replace(mark=token.type)
     if token.nesting:
-        return place._replace(
-            kind=edge, name=name, mark={"link": "link", "span": "link"}.get(name, "look")
-        )
+        return place._replace(kind=edge, name=name, mark=_KINDS.get(name, "look"))
     return place._replace(kind="text", words=raw)
 
 
 def _passages(
-    source: str, begins: Sequence[int], parser: Any, names: dict[str, Any]
+    source: str, begins: Sequence[int], tokens: Iterable[Any], inline: Inline
 ) -> Iterator[tuple[Passage, str]]:
     """The texts, each with the type of the token that it is in. begins: of the source's lines"""
     end = 0  # of the last span: a table's cells share a line
     parent = ""
-    for token in parser.parse(_shown(source), names):
+    for token in tokens:
         if token.type != "inline" or not token.map:
             parent = token.type
-            for title in _BOX.finditer(source, *_line(token, begins)):
+            first, *_ = token.map or [0]
+            title = _BOX.search(source, begins[first], begins[first + 1])
+            if title and parent in ("container_any_open", "fence"):
                 yield passage(source, [title.span("title")]), parent
             continue
         if _WHOLE.search(token.content):
             continue
-        lines = [*_lines(source, token, parent, begins, end)]
-        if not lines:
-            continue
-        end = lines[-1].span[1]
-        texts = _texts(source, lines, parser, names)
-        has_syntax = any(is_syntax(line.words) for line in lines)
+        lines = list[_Line]()
+        for number, line in enumerate(token.content.split("\n"), token.map[0]):
+            words = _BREAK.sub("", line)
+            place = max(begins[number], end), begins[number + 1]
+            span = _find(source, words.strip(), place, parent)
+            if span:
+                end = span[1]
+                lines.append((words.strip(), span, words != line))
+        texts = _texts(source, lines, inline)
+        has_syntax = any(is_syntax(words) for words, *_ in lines)
         if len(" ".join(each.text for each in texts).split()) > has_syntax:  # more than a word
             yield from ((each, parent) for each in texts)
-
-
-class _Line(NamedTuple):
-    words: str
-    span: Span
-    has_break: bool  # behind it: a hard one
-
-
-def _lines(
-    source: str, token: Any, parent: str, begins: Sequence[int], end: int
-) -> Iterator[_Line]:
-    """The lines of a text behind another text."""
-    for number, line in enumerate(token.content.split("\n"), token.map[0]):
-        words = _BREAK.sub("", line)
-        span = _find(source, words.strip(), max(begins[number], end), begins[number + 1], parent)
-        if span:
-            end = span[1]
-            yield _Line(words.strip(), span, words != line)
-
-
-def _line_begins(source: str) -> list[int]:
-    return [0, *(match.end() for match in re.finditer(r"\r\n?|\n", source)), len(source)]
-
-
-def _line(token: Any, begins: Sequence[int]) -> Span:
-    """The line that begins a box with words in it; an empty span for other tokens."""
-    if token.type not in ("container_any_open", "fence"):
-        return 0, 0
-    return begins[token.map[0]], begins[token.map[0] + 1]
 
 
 def _shown(source: str) -> str:
@@ -373,60 +348,58 @@ def _shown(source: str) -> str:
     shown = re.sub(r"\r\n?", "\n", source.replace("\ufeff", " "))
     for pattern in (_FRONT, _STAYS):
         shown = pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), shown)
-    shown = _SLASHED_BOX.sub(":::", _TAB.sub("!!! tab ", shown))
-    return _FENCED_BOX.sub(r"\1:::\3\1:::", shown)
+    for pattern, written in _WRITTEN.items():
+        shown = regex.sub(pattern, written, shown, flags=regex.MULTILINE)
+    return shown
 
 
-def _texts(
-    source: str, lines: Sequence[_Line], parser: Any, names: dict[str, Any]
-) -> list[Passage]:
+def _texts(source: str, lines: Sequence[_Line], inline: Inline) -> list[Passage]:
     """The texts of these lines: between those of syntax and before those that begin something new, other than within a mark or
     some code."""
     broken = {
-        line.span
-        for before, line in pairwise(lines)
-        if before.has_break and not runs_on(before.words, line.words)
+        span
+        for (before, _, has_break), (words, span, _) in pairwise(lines)
+        if has_break and not runs_on(before, words)
     }
-    whole = passage(source, [line.span for line in lines], broken)
+    whole = passage(source, [span for _, span, _ in lines], broken)
     depths = [0] * (len(whole.text) + 1)
     if whole.breaks:
-        depths = _depths(whole.text, parser, names)
+        depths = _depths(whole.text, inline)
     groups = [list[Span]()]
-    firsts = items([line.words for line in lines])  # of an unknown list
-    places = pairwise([0, *whole.breaks, -1])
-    for i, (line, (at, after)) in enumerate(zip(lines, places, strict=True)):
-        start, stop = without(LIST_MARKS, source, line.span)
-        is_item = i in firsts and not depths[at + start - line.span[0]]  # nor code
-        if is_item:
-            groups.append([])
-        else:
-            start = line.span[0]
-        label = _LABEL.match(line.words)
-        begins = (line.span in broken and not depths[at]) or (label and label["part"])
-        stays = is_syntax(line.words) and not depths[at] and not depths[after]
+    firsts = items([words for words, *_ in lines])  # of lists that CommonMark does not know
+    for i, (words, span, _) in enumerate(lines):
+        at, after = [0, *whole.breaks, -1][i : i + 2]
+        label = _LABEL.match(words)
+        mark = LIST_MARKS.match(words)
+        begins = (span in broken and not depths[at]) or (label and label["part"])
+        stays = is_syntax(words) and not depths[at] and not depths[after]
+        if mark and i in firsts and not depths[at + mark.end()]:  # no code
+            begins = True
+            span = span[0] + mark.end(), span[1]
         if begins or stays:
             groups.append([])
         if label and not groups[-1]:
-            start = max(start, line.span[0] + label.end())
-        if start < stop and not stays:
-            groups[-1].append((start, stop))
+            span = span[0] + label.end(), span[1]
+        if span[0] < span[1] and not stays:
+            groups[-1].append(span)
         if stays or (label and label["alert"]):
             groups.append([])
     return [passage(source, group, broken) for group in groups if group]
 
 
-def _depths(text: str, parser: Any, names: dict[str, Any]) -> list[int]:
+def _depths(text: str, inline: Inline) -> list[int]:
     """How many marks, pieces of code and the like each place of a text is in."""
     changes = Counter[int]()
-    for token, (start, stop) in _located(text, parser, names):
+    for token, (start, stop) in _located(text, inline):
         if token.type != "text":
             changes[start + 1] += token.nesting >= 0
             changes[stop] -= token.nesting <= 0
     return [*accumulate(changes[at] for at in range(len(text) + 1))]
 
 
-def _find(source: str, words: str, start: int, stop: int, parent: str) -> Span | None:
-    """The place of a line's words: behind its other marks, or in the next cell of a table."""
+def _find(source: str, words: str, place: Span, parent: str) -> Span | None:
+    """Where in a place a line's words are: behind its other marks, or in the next cell of a table."""
+    start, stop = place
     if parent == "admonition_title_open":  # a title that is not given is the admonition's kind
         start = source.find('"', start, stop) if '"' in source[start:stop] else stop
     pattern = re.compile(re.escape(words).replace(r"\|", r"\\?\|"))
@@ -440,21 +413,20 @@ def _fit(parser: Any, passage: Paragraph, text: str) -> list[str]:
     if "|" not in passage.raw.replace(r"\|", ""):
         text = re.sub(r"(?<!\\)\|", r"\|", text)  # which would end a table's cell
     lines = by_length(passage, re.sub(r"\n\s*\n", "\n", text))  # an empty one would end it
-    for i, line in enumerate(lines):
-        while i and _BLOCK.match(line) and (" " in line or line.startswith("<")):
-            first = units(line)[0]
+    known = [_PARAGRAPH, _blocks(parser, [passage.raw.replace("\n", " ")])]
+    for i in range(len(lines)):
+        near = slice(max(i - 1, 0), i + 1)
+        while i and _blocks(parser, lines[near]) not in known and re.search("[ <]", lines[i]):
+            first = units(lines[i])[0]
             lines[i - 1] += f" {first.rstrip()}"
-            line = line[len(first) :]
-        if _BLOCK.match(line) and not _BLOCK.match(passage.text):
-            line = re.sub(r"^\d*(?=[^<\d])", r"\g<0>\\", line)
-        lines[i] = line
-    blocks = _blocks(parser, "\n".join(lines))
-    is_whole = blocks in (_PARAGRAPH, _blocks(parser, passage.raw.replace("\n", " ")))
-    return lines if is_whole else []
+            lines[i] = lines[i][len(first) :]
+        if _blocks(parser, lines[near]) not in known:
+            lines[i] = re.sub(r"^\d*(?=[^<\d])", r"\g<0>\\", lines[i])
+    return lines if _blocks(parser, lines) in known else []
 
 
-def _blocks(parser: Any, text: str) -> list[str]:
-    """The types of the blocks that a text would be by itself."""
+def _blocks(parser: Any, lines: Sequence[str]) -> list[str]:
+    """The types of the blocks that these lines would be by themselves."""
     tokens = list[Any]()
-    parser.block.parse(text, parser, {}, tokens)
+    parser.block.parse("\n".join(lines), parser, {}, tokens)
     return [token.type for token in tokens]

@@ -87,26 +87,26 @@ def _fit(
     before = outline_of(with_kept(markup.events, raw, kept))
     spans = placed(paragraph, text, targets)
     lost = [*lost_marks(paragraph, spans, targets)]
+    looks = [of for kind, of in lost if kind == "look"]
+    problems = [f"check the {kind} of {of!r}" for kind, of in lost if kind != "look"]
     words = " ".join([*paragraph.without_stand_ins(text, " ").split(), ""])
     if HIDDEN.search(raw):  # which may hold the end of what the text begins
         markup = replace(markup, is_inside=True)
-    plain = words, plain_spans(paragraph, words), markup.escape
-    ways = [(text, spans, markup.writes), plain]
-    problems = list[str]()
-    for new, spans, written in ways:
-        writer = Writer(paragraph, new, spans, written)
+    first = text, spans, markup.writes, len(looks)
+    plain = words, plain_spans(paragraph, words), markup.escape, len(paragraph.marks)
+    for new, places, written, dropped in (first, plain):
+        writer = Writer(paragraph, new, places, written)
         parts = writer.parts()
         after = outline_of(with_kept(markup.events, "".join(parts), kept))
         shown = outline_of(markup.events(written(writer.words()))).shown
-        fault = fault_of(before, after, shown, writer.own_words(), writer.dropped())
+        fault = fault_of(before, after, shown, writer.own_words(), dropped)
         if markup.lines and not fault:
             parts = markup.lines(paragraph, parts[0].strip())
             fault = None if parts else "it would begin a block of its own"
         if not fault:
-            problems += [f"check the {kind} of {of!r}" for kind, of in lost if kind != "look"]
-            return Fitted(parts, [of for kind, of in lost if kind == "look"], problems)
+            return Fitted(parts, looks, problems)
+        looks = []
         problems = [f"its formatting is not kept: {fault}"]
-        lost = []
     parts = [source[start:stop] for start, stop in paragraph.spans]
     return Fitted(parts, (), [f"not translated: {fault}"])
 

@@ -16,8 +16,8 @@ HOLE = "\0"  # stands for markup that has paragraphs of its own and is not writt
 STOOD_FOR = "\1"  # stands for what has a name such as {1} in the text
 ATOM = "\0"  # stands for what is shown, but has no words
 Spaces = tuple[str, str]  # white space before and behind something
-_QUOTE_BEGINS = re.compile(r'"[^\s.,;:!?)\]}]')
-_QUOTE_ENDS = re.compile(r'[^\s(\[{]"\Z')
+_JOINS_NEXT = re.compile(rf'\A\Z|(?!(?<=[^\s(\[{{])")[\s{re.escape(BEFORE)}]\Z')
+_JOINS_LAST = re.compile(rf'\Z|(?!"[^\s.,;:!?)\]}}])[\s{re.escape(AFTER)}]')
 # Marks that are not in each other if not in the source
 _APART = {"link", "change", "element", "anchor"}
 
@@ -94,11 +94,7 @@ class Paragraph(Passage):
 def is_glued(before: str, after: str) -> bool:
     """Whether two texts without white space between them lack it: none is at their edges, and no marks that join words, such
     as a straight quotation mark with nothing on its other side."""
-    ends = before[-1:]
-    begins = after[:1]
-    joins_next = ends in BEFORE and not _QUOTE_ENDS.search(before)
-    joins_last = begins in AFTER and not _QUOTE_BEGINS.match(after)
-    return not (ends.isspace() or begins.isspace() or joins_next or joins_last)
+    return not (_JOINS_NEXT.search(before) or _JOINS_LAST.match(after))
 
 
 def plain_spans(paragraph: Paragraph, text: str) -> list[Span]:
@@ -282,10 +278,6 @@ class Writer:
                 yield _Piece(raw, self._text[order[0] : stop], closes=order[1] == 0)
         yield _Piece(self._between(end, len(self._text)), self._text[end:])
 
-    def dropped(self) -> int:
-        """How many marks are left out."""
-        return sum(self._is_dropped(mark, span) for mark, span in self._marks)
-
     def own_words(self) -> list[str]:
         """The words of links for which the text has none, which are added to it."""
         empty = (mark for mark, (begin, end) in self._marks if begin == end)
@@ -296,7 +288,8 @@ class Writer:
         the inner ones first, then what has no words, then begins, the outer ones first."""
         for number, (mark, (begin, end)) in enumerate(self._marks):
             start, stop = mark.source_span
-            if mark.kind == "run" or self._is_dropped(mark, (begin, end)):
+            is_look = mark.kind == "look" and self._paragraph.drops
+            if mark.kind == "run" or (is_look and begin == end):
                 continue
             if begin == end:
                 order = self._place(mark, begin)
@@ -311,9 +304,6 @@ class Writer:
             else:
                 yield (begin, 2, -end, number, start), mark.opens, begin, None
                 yield (end, 0, -begin, -number, stop), mark.closes, end, None
-
-    def _is_dropped(self, mark: Mark, span: Span) -> bool:
-        return self._paragraph.drops and mark.kind == "look" and span[0] == span[1]
 
     def _place(self, mark: Mark, at: int) -> tuple[int, ...]:
         """The order of a mark without words: in the one that it is in in the source, if that begins or ends here."""

@@ -97,11 +97,6 @@ def translatable(text: str) -> bool:
     return not _ALONE.fullmatch(STAND_IN.sub(" ", text))
 
 
-def has_words(text: str) -> bool:
-    """Whether a letter or a digit is in it beside its stand-ins."""
-    return regex.search(r"[^\W_]", STAND_IN.sub(" ", text)) is not None
-
-
 def is_syntax(line: str) -> bool:
     """Whether a line of markup has fewer words than pieces of a dialect, or is `:name: value`, `*[X]: x`, `[TOC]` or tags."""
     pieces = [match for match in STAND_IN.finditer(line) if _DIALECT.match(match[0])]
