@@ -25,24 +25,11 @@ from apps.documents.tags import MARKS, VOID
 _FRONT = re.compile(
     r"\A\ufeff?(---|\+\+\+)[ \t]*\r?\n.*?^(?:\1|\.\.\.)[ \t]*$", re.DOTALL | re.MULTILINE
 )
-_SQUARE = r"(?P<square>\[(?:[^\[\]\\]|\\.|(?&square))*\])"
-_TARGET = r"(?:(?P<round>\((?:[^()\\]|\\.|(?&round))*\))|\[[^\]]*\])?"  # of a link or an image
-# How a token looks in the source, if its markup does not say it
-_TOKENS = {
-    "code_inline": r"(`+)(?!`).*?(?<!`)\1(?!`)",
-    "math_inline": r"(\$+).*?(?<!\\)\1",
-    "math_inline_double": r"(\$+).*?(?<!\\)\1",
-    "footnote_ref": r"\[\^[^\]]+\]|\^(?P<note>\[(?:[^\[\]\\]|\\.|(?&note))*\])",
-    "softbreak": r"\n",
-    "image": rf"!{_SQUARE}{_TARGET}",
-    "link_open": r"\[|<",
-    "link_close": rf"\]{_TARGET}|>",
-}
 # What stays, and what it shows; the kinds of marks
 _SHOWN = dict.fromkeys(("html_inline", "image", "footnote_ref", "raised"), "")
 _SHOWN |= dict.fromkeys(("code_inline", "kept", "math_inline", "math_inline_double"), STAND_IN)
 _KINDS = {"link": "link", "span": "link"}
-_BRACKETS = regex.compile(_SQUARE, regex.DOTALL)
+_BRACKETS = regex.compile(r"\[(?:[^\[\]\\]|\\.|(?R))*\]", regex.DOTALL)
 _TITLE = re.compile(r'\s"([^"\\\n]+)"\s*\)?\s*\Z')  # of a link, or what its name leads to
 _HIDES = re.compile(r"\^\[|!\[|\][(:]")  # what a document with inline notes, pictures or titles has
 # A tag around words
@@ -210,8 +197,19 @@ def _parser():
     parser.use(container_plugin, "any", validate=lambda *_: True)
     parser.inline.ruler.before("link", "apart", _apart)
     parser.inline.ruler.after("link", "span", _span)
+    for rule in parser.inline.ruler.__rules__:
+        rule.fn = partial(_recorded, rule.fn)
     # Which leaves notes out that nothing refers to, and which hides how characters are escaped
     return parser.disable(["footnote_tail", "text_join"])
+
+
+def _recorded(rule: Callable[[Any, bool], bool], state: Any, silent: bool) -> bool:
+    """A rule of markdown-it, whose tokens know where what they stand for ends."""
+    first = len(state.tokens)
+    is_read = rule(state, silent)
+    for token in state.tokens[first:]:
+        token.meta.setdefault("end", state.pos)
+    return is_read
 
 
 def _apart(state: Any, silent: bool) -> bool:
@@ -253,10 +251,11 @@ def _located(text: str, inline: Inline) -> list[tuple[Any, Span]]:
         if at == len(text):
             break
         raw = token.markup if token.nesting or token.type == "text_special" else token.content
-        if token.type in _TOKENS:
-            match = regex.compile(_TOKENS[token.type], regex.DOTALL).match(text, at)
-            raw = match[0] if match else None
-        if raw is None or not text.startswith(raw, at):
+        if token.type == "link_open":
+            raw = text[at]
+        elif token.type in (*_SHOWN, "softbreak", "link_close"):
+            raw = text[at : token.meta["end"]]
+        if not text.startswith(raw, at):
             return []  # all of it stays in the text
         if raw:  # what is left of a mark has none
             found.append((token, (at, at + len(raw))))

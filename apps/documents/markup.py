@@ -76,10 +76,7 @@ def _fit(
     if targets is None:
         targets = targets_of([(paragraph.text, text)], paragraph.formatting, {})
     kept_spans = [match.span() for match in kept_words.finditer(text)]
-    targets = [
-        _around(target, kept_spans, text, paragraph.shown(mark))
-        for target, mark in zip(targets, paragraph.marks, strict=True)
-    ]
+    targets = [_around(target, kept_spans, text) for target in targets]
     if markup.below and not paragraph.is_single:
         return _with_source(markup, source, paragraph, text, targets, change)
     raw = paragraph.raw or "".join(source[start:stop] for start, stop in paragraph.spans)
@@ -118,23 +115,17 @@ def _escaped(escape: Callable[[str], str], kept: re.Pattern[str], text: str) -> 
     return "".join(pieces)
 
 
-def _around(target: Target, kept_spans: Sequence[Span], text: str, had: str) -> Target:
-    """The target in a text, whose edges are not within stand-ins: beside those that its words had it ends."""
+def _around(target: Target, kept_spans: Sequence[Span], text: str) -> Target:
+    """The target in a text, whose edges are not within stand-ins."""
     (begin, end), sure = target
     if re.fullmatch(r"\{\d+\}", text[begin:end]):  # a part of one, such as a role's code
         return target
     for start, stop in kept_spans:
-        if text[start:stop] in had:
-            if start < end < stop:
-                end = stop
-            if start < begin < stop:
-                begin = start
-            continue
-        if start < begin < stop or start == begin < end:
-            begin = stop
-        if start < end <= stop:
-            end = start
-    return (begin, max(begin, end)), sure
+        if start < end < stop:
+            end = stop
+        if start < begin < stop:
+            begin = start
+    return (begin, end), sure
 
 
 def _with_source(
