@@ -82,18 +82,18 @@ _BOX = regex.compile(
     rf"(?::{{3,}}\s*(?!\{{)[\w-]+(?:\[|[ \t]+)|/{{3,}}[ \t]*(?!html\b)[\w-]+[ \t]*\|[ \t]*|(?::{{3,}}|`{{3,}}|~{{3,}}){_BOXES}[ \t]+)"
     r"(?P<title>[^\[\]{}:\r\n]*\p{L}[^\[\]{}:\r\n]*)"
 )
-# Boxes of other dialects, and how they are written for the parser
+# What begins a box, a box's part or an alert, with a text of its own behind it, and captions of pandoc's tables, as the
+# parser knows them
 _WRITTEN = {
+    r"^[ \t]*\K\+{3}(?=\s)": ">",
+    r"^[ \t>]*>[ \t]*\K\[!\w+\][+-]?": "#",
+    r"(?<=\n\n)Table:(?=\s+\S)": ">",
     r'^[ \t>]*\K===[!+]? (?=")': "!!! tab ",
     r"^[ \t>]*\K/{3,}(?=[ \t]+[\w-]+[ \t]*(?:\|.*)?$|[ \t]*$)": ":::",
     rf"^([ \t>]*)(`{{3,}}|~{{3,}})({_BOXES}.*\n(?:.*\n){{0,999}}?)\1\2[ \t]*$": r"\1:::\3\1:::",
 }
 # Two spaces or a backslash that is not escaped, which make a line's end a break
 _BREAK = regex.compile(r"(?<! ) {2,}$|(?<!\\)(?:\\\\)*\K\\$")
-# Before the words of a caption of pandoc's tables; of an alert, whose title is a text of its own; of a part of MyST's cards
-_LABEL = re.compile(
-    r"(?:Table)?:\s+(?=\S)|(?P<alert>\[!\w+\][+-]?(?:\s+|$))|(?P<part>\+{3}(?:\s+|$))"
-)
 
 
 def parse(data: bytes, bilingual: bool = False, anchors: Collection[str] = ()) -> Document:
@@ -188,9 +188,7 @@ def _parser():
     from mdit_py_plugins.dollarmath import dollarmath_plugin
     from mdit_py_plugins.footnote import footnote_plugin
 
-    parser = MarkdownIt("commonmark", {"alerts": True, "tasklists": True}).enable(
-        ["table", "strikethrough"]
-    )
+    parser = MarkdownIt("commonmark", {"tasklists": True}).enable(["table", "strikethrough"])
     for plugin in (admon_plugin, deflist_plugin, footnote_plugin):
         parser.use(plugin)
     parser.use(dollarmath_plugin, allow_space=False, allow_digits=False, double_inline=True)
@@ -368,21 +366,16 @@ def _texts(source: str, lines: Sequence[_Line], inline: Inline) -> list[Passage]
     firsts = items([words for words, *_ in lines])  # of lists that CommonMark does not know
     for i, (words, span, _) in enumerate(lines):
         at, after = [0, *whole.breaks, -1][i : i + 2]
-        label = _LABEL.match(words)
         mark = LIST_MARKS.match(words)
-        begins = (span in broken and not depths[at]) or (label and label["part"])
+        begins = span in broken and not depths[at]
         stays = is_syntax(words) and not depths[at] and not depths[after]
         if mark and i in firsts and not depths[at + mark.end()]:  # no code
             begins = True
             span = span[0] + mark.end(), span[1]
         if begins or stays:
             groups.append([])
-        if label and not groups[-1]:
-            span = span[0] + label.end(), span[1]
-        if span[0] < span[1] and not stays:
+        if not stays:
             groups[-1].append(span)
-        if stays or (label and label["alert"]):
-            groups.append([])
     return [passage(source, group, broken) for group in groups if group]
 
 
