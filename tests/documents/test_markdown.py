@@ -20,6 +20,13 @@ DIALECTS = [
     ("| An old king\n| sees old doors.\n\n:::{card} old\nold\n+++\nold ones\n+++ old\n:::\n", ["An old king", "sees old doors.", "old", "old", "old ones", "old"]),
     ("A word\n: old\n\n- [x] old\n", ["A word", "old", "old"]),
     ('!!! note "old note"\n    old\n\n!!! Note\n    old\n', ["old note", "old", "old"]),
+    ("```{.py a=`b`}\nit stays\n```\n\nold\n% it stays\n\na 50\n% b c old\n", ["old", "a 50 % b c old"]),
+    ("/// note | old\nold\n///\n\n/// html | it.stays\nold\n///\n", ["old", "old", "old"]),
+    ("old ==old== ^^old^^ {++old++} [old]{.x} [old][it] {ref}`x`<sup>1</sup> x<sup>2</sup>\n", ["old old old old old old {1} x2"]),
+    ("#. old one\n#. old\n\n\\begin{x}\nit stays\n\\end{x}\n\n---\nit: stays\n---\n", ["old one", "old"]),
+    ('> === "old"\n>\n>     old\n\n> {% raw %}\n> it stays\n> {% endraw %}\n', ["old", "old"]),
+    ("[old [[x]] one](u) [[@x, p. 3]](u) ([#15])\n\n[#15]: u\n", ["old [[x]] one [@x, p. 3] (#15)"]),
+    ("[old\\\n{{< x >}} {{< y >}}](u)\n", ["old\n{{< x >}} {{< y >}}"]),
 ]  # fmt: skip
 
 
@@ -107,6 +114,8 @@ def test_a_heading_that_a_link_leads_to_keeps_its_id(bilingual, before):
         ("one\n", "# zwei", "\\# zwei\n"),
         ("See [the king][] and [Ann].\n\n[the king]: x\n[ann]: y\n", "Siehe the king und Ann.", "Siehe [the king][the king] und [Ann][Ann].\n\n[the king]: x\n[ann]: y\n"),
         ("{{% notice %}}\nA king.\n{{% /notice %}}\n", "Ein {{< ref >}}.", "{{% notice %}}\nEin {{< ref >}}.\n{{% /notice %}}\n"),
+        ("one\ntwo <!-- b -->\n", "eins", "eins <!-- b -->\n"),
+        ("**one two**{#a} three\n", "eins", "**eins**{#a}\n"),
         ("| a |\n|--|\n| b |\n", "x | y", "| x \\| y |\n|--|\n| b |\n"),
     ],
 )  # fmt: skip

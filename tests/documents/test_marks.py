@@ -181,6 +181,8 @@ PAGES = [
     ("<pre><img alt=no></pre><img alt=b>a", ["a", "b"], None, '<pre><img alt=no></pre><img alt="B">A'),
     ("\U000f0001<b title='\na\nb'>x</b>\n\U000f0000 <b title=c\n>y</b>", ["\U000f0001x \U000f0000 y", "\na\nb", "c"], None, "\U000f0001<b title='&#10;A&#10;B'>X</b> \U000f0000 <b title=\"C\"\n>Y</b>"),
     ("<a href=1>The king</a><a href=2>the <b>queen</b></a>", ["The king", "the queen"], None, "<a href=1>THE KING</a><a href=2>THE <b>QUEEN</b></a>"),
+    ("<p><a href=1><span>a door</span></a><span class=p>from $9</span></p><span class=a>red</span><span class=b>door</span>", ["a door", "from $9", "red door"], None, "<p><a href=1><span>A DOOR</span></a><span class=p>FROM $9</span></p><span class=a>RED</span><span class=b>DOOR</span>"),
+    ("<iframe title='a map'></iframe><a title=up>\u21a9</a><code title=it></code>", ["a map", "up"], None, "<iframe title='A MAP'></iframe><a title=\"UP\">\u21a9</a><code title=it></code>"),
     ("<b>A door</b><i>A house</i> <i>is</i><b>n't</b>", ["A door", "A house isn't"], None, "<b>A DOOR</b><i>A HOUSE</i> <i>IS</i><b>N'T</b>"),
     ("see <i>red</i><i>doors</i> now", ["see red doors now"], None, "SEE <i>RED</i><i>DOORS</i> NOW"),
     ("<p>The king<sup>1</sup> sees", ["The king sees"], "Er sieht", "<p>Er<sup>1</sup> sieht"),
@@ -234,6 +236,7 @@ KEPT = [  # what is written is a document again, with all that its source has
     (".md", "See ![a](x) **the <a href=u>king</a>** <Q /> `x` {{< y >}} and <https://x.y/z_a>.\n", "SEE ![A](x) **THE <a href=u>KING</a>** <Q /> `x` {{< y >}} AND <https://x.y/z_a>.\n"),
     (".md", "*The*{:.a} [king](u){ .b } [](#c) `x`{.d} ![e](f){g=1} sees (h){.i}\n", "*THE*{:.a} [KING](u){ .b } [](#c) `x`{.d} ![E](f){g=1} SEES (H){.i}\n"),
     (".md", "[Read more ![icon](x.png)](y)\n", "[READ MORE ![ICON](x.png)](y)\n"),
+    (".md", 'See ![a](x) "the king" ![b](y) now\n', 'SEE ![A](x) "THE KING" ![B](y) NOW\n'),
     (".html", '<a href="#">\n Read <b>more </b><i class="a"></i> <i></i></a><i></i>', '<a href="#">\n READ <b>MORE</b> <i class="a"></i> <i></i></a><i></i>'),
     (".html", "<img><a> Name </a><img>", "<img><a> NAME </a><img>"),
     (".xhtml", "<p>A <m:math><m:mi>x</m:mi></m:math> king</p>", "<p>A <m:math><m:mi>x</m:mi></m:math> KING</p>"),
@@ -319,7 +322,9 @@ def test_whatever_the_words_are_html_parser_finds_the_same_page(page, translate)
 
 def test_white_space_that_is_lost_is_a_fault():
     def fault(source: str, new: str) -> str | None:
-        before, after = (outline_of(events_of(True, {"i": ""}, (), each)) for each in (source, new))
+        before, after = (
+            outline_of(events_of(True, {"i": "", "b": "look"}, (), each)) for each in (source, new)
+        )
         return fault_of(before, after, "a b")
 
     assert fault("a <i/> b", "a <i/> b") is fault("a <i/>b", "a b <i/>") is None
@@ -327,12 +332,15 @@ def test_white_space_that_is_lost_is_a_fault():
     assert fault("a b <i/>", "a b<i/>") == "the white space before <i/> is lost"
     assert fault("<i>a b </i>", "<i>a b</i>") == "the white space at its ends is lost"
     assert fault("a <i/> b", "ab <i/> ") == "its words are not those of the translation"
+    assert fault("<b>a</b> b", "a b") == "its elements are not those of the source"
 
 
 def test_what_would_lose_its_markup_is_written_the_plain_way_and_named():
     new = FORMATS[".md"](b"*a* b\n").write(["a*b* ja"], [[((2, 3), True)]])
     assert new.data == b"a\\*b\\* ja\n"
     assert "its formatting is not kept: its elements are not" in new.problems[0][0]
+    new = FORMATS[".md"](b"a <!-- x --> b\n").write(["c"], [[((0, 0), True)]])
+    assert new.data == b"c <!-- x -->\n" and "would begin a block" in new.problems[0][0]
 
 
 def test_an_epub_is_an_archive_of_pages():
