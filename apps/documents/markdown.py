@@ -41,7 +41,7 @@ _APART = regex.compile(
     r"|(?:\{[\w:.+-]+\}|(?<!\w):[\w:.+-]{1,40}:)`[^`\n]+`)"
     rf"|(?P<raised>(?<!{UNIT})<(su[bp])\b[^<>]*>[^<>\p{{L}}]{{1,40}}</\4\s*>(?!\p{{L}}))"
     r"|(?P<attributes>(?<=[)\]*_~=`])\{[ :.#\w][^{}\n]*\})"
-    rf"|(?!\{{(?:==|\+\+|--)){BRACES}|(?P<page>\[\[[^\[\]]*\]\](?![(\[]))"
+    rf"|(?!\{{(?:==|\+\+|--)){BRACES}|\$\{{[\w.]+\}}(?![_^$])|(?P<page>\[\[[^\[\]]*\]\](?![(\[]))"
 )
 # Marks that CommonMark does not know: [x]{.y} and [x][y] without a target, ==x==, ^^x^^, {++x++}
 _SPAN = regex.compile(
@@ -193,7 +193,7 @@ def _parser():
         parser.use(plugin)
     parser.use(dollarmath_plugin, allow_space=False, allow_digits=False, double_inline=True)
     parser.use(container_plugin, "any", validate=lambda *_: True)
-    parser.inline.ruler.before("link", "apart", _apart)
+    parser.inline.ruler.before("math_inline", "apart", _apart)
     parser.inline.ruler.after("link", "span", _span)
     for rule in parser.inline.ruler.__rules__:
         rule.fn = partial(_recorded, rule.fn)
@@ -359,11 +359,11 @@ def _texts(source: str, lines: Sequence[_Line], inline: Inline) -> list[Passage]
         if has_break and not runs_on(before, words)
     }
     whole = passage(source, [span for _, span, _ in lines], broken)
+    firsts = items([words for words, *_ in lines])  # of lists that CommonMark does not know
     depths = [0] * (len(whole.text) + 1)
-    if whole.breaks:
+    if whole.breaks or firsts:
         depths = _depths(whole.text, inline)
     groups = [list[Span]()]
-    firsts = items([words for words, *_ in lines])  # of lists that CommonMark does not know
     for i, (words, span, _) in enumerate(lines):
         at, after = [0, *whole.breaks, -1][i : i + 2]
         mark = LIST_MARKS.match(words)

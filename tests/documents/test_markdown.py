@@ -20,7 +20,7 @@ DIALECTS = [
     ("| An old king\n| sees old doors.\n\n:::{card} old\nold\n+++\nold ones\n+++ old\n:::\n", ["An old king", "sees old doors.", "old", "old", "old ones", "old"]),
     ("A word\n: old\n\n- [x] old\n", ["A word", "old", "old"]),
     ('!!! note "old note"\n    old\n\n!!! Note\n    old\n', ["old note", "old", "old"]),
-    ("```{.py a=`b`}\nit stays\n```\n\nold\n% it stays\n\na 50\n% b c old\n", ["old", "a 50 % b c old"]),
+    ("```{.py a=`b`}\nit stays\n```\n\nold\n% it stays\n\n50\n% stays\n", ["old", "50 % stays"]),
     ("/// note | old\nold\n///\n\n/// html | it.stays\nold\n///\n", ["old", "old", "old"]),
     ("old ==old== ^^old^^ {++old++} [old]{.x} [old][it] {ref}`x`<sup>1</sup> x<sup>2</sup>\n", ["old old old old old old {1} x2"]),
     ("#. old one\n#. old\n\n\\begin{x}\nit stays\n\\end{x}\n\n---\nit: stays\n---\n", ["old one", "old"]),
