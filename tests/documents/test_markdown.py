@@ -25,7 +25,7 @@ DIALECTS = [
     ("old ==old== ^^old^^ {++old++} [old]{.x} [old][it] {ref}`x`<sup>1</sup> x<sup>2</sup>\n", ["old old old old old old {1} x2"]),
     ("#. old one\n#. old\n\n\\begin{x}\nit stays\n\\end{x}\n\n---\nit: stays\n---\n", ["old one", "old"]),
     ('> === "old"\n>\n>     old\n\n> {% raw %}\n> it stays\n> {% endraw %}\n', ["old", "old"]),
-    ("[old [[x]] one](u) [[@x, p. 3]](u) ([#15])\n\n[#15]: u\n", ["old [[x]] one [@x, p. 3] (#15)"]),
+    ("[old [[x]] one](u) [[@x, p. 3]](u) ([#15]) [[x]][^1]\n\n[#15]: u\n\n[^1]: old\n", ["old [[x]] one [@x, p. 3] (#15) [[x]]", "old"]),
     ("[old\\\n{{< x >}} {{< y >}}](u)\n", ["old\n{{< x >}} {{< y >}}"]),
 ]  # fmt: skip
 
