@@ -3,7 +3,7 @@ footnotes, definitions and math. Code, HTML, links' targets and tables stay."""
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -29,7 +29,6 @@ _FRONT = re.compile(
 _SHOWN = dict.fromkeys(("html_inline", "image", "footnote_ref", "raised"), "")
 _SHOWN |= dict.fromkeys(("code_inline", "kept", "math_inline", "math_inline_double"), STAND_IN)
 _KINDS = {"link": "link", "span": "link"}
-_BRACKETS = regex.compile(r"\[(?:[^\[\]\\]|\\.|(?R))*\]", regex.DOTALL)
 _TITLE = re.compile(r'\s"([^"\\\n]+)"\s*\)?\s*\Z')  # of a link, or what its name leads to
 _HIDES = re.compile(r"\^\[|!\[|\][(:]")  # what a document with inline notes, pictures or titles has
 # A tag around words
@@ -112,14 +111,7 @@ def parse(data: bytes, bilingual: bool = False, anchors: Collection[str] = ()) -
     linked = {_slug(target): target for target in (*_LINKED.findall(source), *anchors)}
 
     def find(source: str) -> Iterator[Paragraph]:
-        seen = Counter[str]()
-        for each, parent in passages(source):
-            anchor = ""
-            if parent == "heading_open":
-                slug = _slug(each.text)
-                target = linked.get(f"{slug}{seen[slug] or ''}")  # the second one's ends in 1
-                seen[slug] += 1
-                anchor = f'<a id="{target}"></a>' if target else ""
+        for each, anchor in _anchored(passages(source), linked):
             for paragraph in _paragraphs(each, inline):
                 yield replace(paragraph, raw=anchor + paragraph.raw, ends=(anchor, ""))
 
@@ -145,13 +137,26 @@ def _words_in(token: Any, raw: str) -> Iterator[Span]:
     """The places in a token of an inline note, an alternative text that is not its picture's label, and a title."""
     if token.type == "footnote_ref" and raw.startswith("^"):
         yield 2, len(raw) - 1
-    if token.type == "image":
-        label = _BRACKETS.match(raw, 1)
-        if label and raw[label.end() :] not in ("", "[]"):
-            yield 2, label.end() - 1
+    end = 2 + len(token.content)
+    if token.type == "image" and raw[end + 1 :] not in ("", "[]"):
+        yield 2, end
     title = _TITLE.search(raw) if token.type in ("image", "link_close") else None
     if title:
         yield title.span(1)
+
+
+def _anchored(
+    texts: Iterable[tuple[Passage, str]], linked: Mapping[str, str]
+) -> Iterator[tuple[Passage, str]]:
+    """Texts, each with the anchor before it, if it is a heading that links lead to. linked: targets by slug"""
+    seen = Counter[str]()
+    for each, parent in texts:
+        target = None
+        if parent == "heading_open":
+            slug = _slug(each.text)
+            target = linked.get(f"{slug}{seen[slug] or ''}")  # the second one's ends in 1
+            seen[slug] += 1
+        yield each, f'<a id="{target}"></a>' if target else ""
 
 
 def _slug(words: str) -> str:
