@@ -130,10 +130,9 @@ def _is_apart(shown: str, start: int, stop: int, is_raised: bool) -> bool:
     is_in_word = before[-1:].isalpha() and behind[:1].isalpha()
     if has_spaces and (is_in_word or (is_raised and _BEHIND_UNIT.search(before))):
         return False
-    if is_raised or (has_spaces and before[-1:].isalnum()):
-        return True
     begins = not before.strip() or SENTENCE_ENDED.search(before)
-    return bool(begins and _BEGINNING.match(behind))
+    is_first = begins and _BEGINNING.match(behind)
+    return bool(is_raised or (has_spaces and before[-1:].isalnum()) or is_first)
 
 
 class _Builder:

@@ -22,9 +22,6 @@ from apps.documents.prose import BRACES, is_syntax, translatable
 from apps.documents.sentences import items, runs_on
 from apps.documents.tags import MARKS, VOID
 
-_FRONT = re.compile(
-    r"\A\ufeff?(---|\+\+\+)[ \t]*\r?\n.*?^(?:\1|\.\.\.)[ \t]*$", re.DOTALL | re.MULTILINE
-)
 # What stays, and what it shows; the kinds of marks
 _SHOWN = dict.fromkeys(("html_inline", "image", "footnote_ref", "raised"), "")
 _SHOWN |= dict.fromkeys(("code_inline", "kept", "math_inline", "math_inline_double"), STAND_IN)
@@ -55,15 +52,16 @@ Inline = Callable[[str], Sequence[Any]]  # the tokens of a text
 _Line = tuple[str, Span, bool]  # its words, their place, and whether a hard break is behind them
 _PARAGRAPH = ["paragraph_open", "inline", "paragraph_close"]
 _AFTER = "\n"  # a text: dollarmath takes its last character for the one before the first
-# Templates' blocks of code; pandoc's fences whose attributes have backquotes, and tables: multiline, simple; labels of
+# Front matter; templates' blocks of code; pandoc's fences whose attributes have backquotes, and tables: multiline, simple; labels of
 # equations; comments of Obsidian and of MyST, which are no line that goes on behind a number
 _VERBATIM = r"highlight|raw|verbatim|comment|code\w*|math\w*|mermaid|plantuml|graphviz"
 _STAYS = re.compile(
-    rf"^[ \t>]*\{{[{{%][-<%]?\s*({_VERBATIM})\b.*\n(?:.*\n){{0,999}}?.*\{{[{{%][-<%]?\s*(?:end|/)\s*\1\b"
-    r"|^[ \t>]*(`{3,})[ \t]*\{.*`.*\}[ \t]*\n(?:.*\n){0,999}?[ \t>]*\2`*[ \t]*$"
+    r"\A ?(?P<front>---|\+\+\+)[ \t]*\n(?:.*\n)*?(?:(?P=front)|\.\.\.)[ \t]*$"
+    rf"|^[ \t>]*\{{[{{%][-<%]?\s*(?P<block>{_VERBATIM})\b.*\n(?:.*\n){{0,999}}?.*\{{[{{%][-<%]?\s*(?:end|/)\s*(?P=block)\b"
+    r"|^[ \t>]*(?P<fence>`{3,})[ \t]*\{.*`.*\}[ \t]*\n(?:.*\n){0,999}?[ \t>]*(?P=fence)`*[ \t]*$"
     r"|^[ >]*-{3,} *\n(?:(?![\s>]*$).*\n){1,9}?[ >]*--+(?: +--+)+ *\n(?:.*\n){0,999}?[ >]*--[- ]*$"
     r"|^(?:(?![\s>]*$).*\n)?[ >]*--+(?: +--+)+ *\n(?:(?![\s>]*$).*\n?)+"
-    r"|^[ \t>]*\\begin\{(\w+\*?)\}(?:.*\n){0,999}?.*\\end\{\3\}.*$"
+    r"|^[ \t>]*\\begin\{(?P<name>\w+\*?)\}(?:.*\n){0,999}?.*\\end\{(?P=name)\}.*$"
     r"|^---[ \t]*\n(?:[a-z_][\w-]*:(?:[ \t].*)?\n|[ \t]+\S.*\n|-[ \t].*\n)+(?:---|\.\.\.)[ \t]*$"
     r"|(?<=\$\$)[ \t]*\{#[^{}\n]*\}[ \t]*$|^[ \t]*%%[ \t]*\n[^%]*%%[ \t]*$"
     r"|(?<!\d\n)^[ \t>]*%(?:[ \t].*)?$",
@@ -348,8 +346,7 @@ def _shown(source: str) -> str:
     """The source as the parser reads it, with the same lines: without what stays whole, with other dialects' boxes as those
     that it knows."""
     shown = re.sub(r"\r\n?", "\n", source.replace("\ufeff", " "))
-    for pattern in (_FRONT, _STAYS):
-        shown = pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), shown)
+    shown = _STAYS.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), shown)
     for pattern, written in _WRITTEN.items():
         shown = regex.sub(pattern, written, shown, flags=regex.MULTILINE)
     return shown
