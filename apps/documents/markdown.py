@@ -12,13 +12,14 @@ from urllib.parse import unquote
 
 import regex
 
+from apps.documents import dialects
 from apps.documents.document import Document, Passage, Span, as_text, by_length, passage, units
-from apps.documents.inline import STAND_IN, UNIT, Event, paragraphs_of
+from apps.documents.inline import STAND_IN, Event, paragraphs_of
 from apps.documents.language import in_head
 from apps.documents.line_marks import LIST_MARKS
 from apps.documents.markup import Markup, in_markup
 from apps.documents.paragraph import Paragraph
-from apps.documents.prose import BRACES, is_syntax, translatable
+from apps.documents.prose import is_syntax, translatable
 from apps.documents.sentences import items, runs_on
 from apps.documents.tags import MARKS, VOID
 
@@ -30,72 +31,19 @@ _TITLE = re.compile(r'\s"([^"\\\n]+)"\s*\)?\s*\Z')  # of a link, or what its nam
 _HIDES = re.compile(r"\^\[|!\[|\][(:]")  # what a document with inline notes, pictures or titles has
 # A tag around words
 _TAG = re.compile(rf"<(/?)(?!(?i:{'|'.join(VOID)})\b)(\w+)[^>]*(?<!/)>")
-# What CommonMark does not know: code as an element or with a role, a link that shows its target's title; a raised number;
-# attributes of what they stand behind; or what other programs read, in which no marks are: in braces, [[x]]
-_APART = regex.compile(
-    r"(?P<kept><(code|kbd|samp|tt|var)\b[^<>]*>[^<>`]*</\2\s*>|\[\]\(#[^()\s]*\)"
-    r"|(?:\{[\w:.+-]+\}|(?<!\w):[\w:.+-]{1,40}:)`[^`\n]+`)"
-    rf"|(?P<raised>(?<!{UNIT})<(su[bp])\b[^<>]*>[^<>\p{{L}}]{{1,40}}</\4\s*>(?!\p{{L}}))"
-    r"|(?P<attributes>(?<=[)\]*_~=`])\{[ :.#\w][^{}\n]*\})"
-    rf"|(?!\{{(?:==|\+\+|--)){BRACES}|\$\{{[\w.]+\}}(?![_^$])|(?P<page>\[\[[^\[\]]*\]\](?!\(|\[[^^]))"
-)
-# Marks that CommonMark does not know: [x]{.y} and [x][y] without a target, ==x==, ^^x^^, {++x++}
-_SPAN = regex.compile(
-    r"(?P<opens>\[)(?P<words>(?:[^\[\]\\]|\\.|\[[^\[\]]*+\])++)(?P<closes>\](?:\{[^{}\n]*\}|\[[^\[\]\n^][^\[\]\n]*\]))"
-    r"|(?P<opens>==|\^\^)(?P<words>(?=[^\s=^]).{1,999}?(?<=[^\s=^]))(?P<closes>\1)"
-    r"|(?P<opens>\{(==|\+\+|--))(?P<words>[^{}]+?)(?P<closes>\4\})",
-    regex.DOTALL,
-)
 # The places of the document itself that its links lead to
 _LINKED = re.compile(r"""(?:\]\(<?|\]:[ \t]*<?|href=["']?)#([^\s)<>"']+)""")
 Inline = Callable[[str], Sequence[Any]]  # the tokens of a text
 _Line = tuple[str, Span, bool]  # its words, their place, and whether a hard break is behind them
 _PARAGRAPH = ["paragraph_open", "inline", "paragraph_close"]
 _AFTER = "\n"  # a text: dollarmath takes its last character for the one before the first
-# Front matter; templates' blocks of code; pandoc's fences whose attributes have backquotes, and tables: multiline, simple; labels of
-# equations; comments of Obsidian and of MyST, which are no line that goes on behind a number
-_VERBATIM = r"highlight|raw|verbatim|comment|code\w*|math\w*|mermaid|plantuml|graphviz"
-_STAYS = re.compile(
-    r"\A ?(?P<front>---|\+\+\+)[ \t]*\n(?:.*\n)*?(?:(?P=front)|\.\.\.)[ \t]*$"
-    rf"|^[ \t>]*\{{[{{%][-<%]?\s*(?P<block>{_VERBATIM})\b.*\n(?:.*\n){{0,999}}?.*\{{[{{%][-<%]?\s*(?:end|/)\s*(?P=block)\b"
-    r"|^[ \t>]*(?P<fence>`{3,})[ \t]*\{.*`.*\}[ \t]*\n(?:.*\n){0,999}?[ \t>]*(?P=fence)`*[ \t]*$"
-    r"|^[ >]*-{3,} *\n(?:(?![\s>]*$).*\n){1,9}?[ >]*--+(?: +--+)+ *\n(?:.*\n){0,999}?[ >]*--[- ]*$"
-    r"|^(?:(?![\s>]*$).*\n)?[ >]*--+(?: +--+)+ *\n(?:(?![\s>]*$).*\n?)+"
-    r"|^[ \t>]*\\begin\{(?P<name>\w+\*?)\}(?:.*\n){0,999}?.*\\end\{(?P=name)\}.*$"
-    r"|^---[ \t]*\n(?:[a-z_][\w-]*:(?:[ \t].*)?\n|[ \t]+\S.*\n|-[ \t].*\n)+(?:---|\.\.\.)[ \t]*$"
-    r"|(?<=\$\$)[ \t]*\{#[^{}\n]*\}[ \t]*$|^[ \t]*%%[ \t]*\n[^%]*%%[ \t]*$"
-    r"|(?<!\d\n)^[ \t>]*%(?:[ \t].*)?$",
-    re.MULTILINE,
-)
-# Other blocks that stay: MDX's import and export, a tag that its line does not end, pandoc's grids
-_WHOLE = re.compile(
-    r"\A(?:import\s(?:.*\sfrom\s)?[\"'{*]|export\s+(?:default|const|let|var|function|async|class|[{*])"
-    r"|<[A-Za-z][\w.]*(?=\s|$)(?![^<>\n{}]*/?>))|^\+[-=:]{2,}[-=+:]*$",
-    re.MULTILINE,
-)
-# The line of a box that has a title: :::note The king, :::note[The king], ```{note} The king, /// note | The king
-_BOXES = r"\{(?:admonition|attention|caution|card|danger|dropdown|error|hint|important|note|seealso|sidebar|tab-item|tip|topic|warning)\}"
-_BOX = regex.compile(
-    rf"(?::{{3,}}\s*(?!\{{)[\w-]+(?:\[|[ \t]+)|/{{3,}}[ \t]*(?!html\b)[\w-]+[ \t]*\|[ \t]*|(?::{{3,}}|`{{3,}}|~{{3,}}){_BOXES}[ \t]+)"
-    r"(?P<title>[^\[\]{}:\r\n]*\p{L}[^\[\]{}:\r\n]*)"
-)
-# What begins a box, a box's part or an alert, with a text of its own behind it, and captions of pandoc's tables, as the
-# parser knows them
-_WRITTEN = {
-    r"^[ \t]*\K\+{3}(?=\s)": ">",
-    r"^[ \t>]*>[ \t]*\K\[!\w+\][+-]?": "#",
-    r"(?<=\n\n)Table:(?=\s+\S)": ">",
-    r'^[ \t>]*\K===[!+]? (?=")': "!!! tab ",
-    r"^[ \t>]*\K/{3,}(?=[ \t]+[\w-]+[ \t]*(?:\|.*)?$|[ \t]*$)": ":::",
-    rf"^([ \t>]*)(`{{3,}}|~{{3,}})({_BOXES}.*\n(?:.*\n){{0,999}}?)\1\2[ \t]*$": r"\1:::\3\1:::",
-}
 # Two spaces or a backslash that is not escaped, which make a line's end a break
 _BREAK = regex.compile(r"(?<! ) {2,}$|(?<!\\)(?:\\\\)*\K\\$")
 
 
 def parse(data: bytes, bilingual: bool = False, anchors: Collection[str] = ()) -> Document:
     """anchors: of headings, that other files lead to"""
-    parser = _parser()
+    parser = dialects.parser()
     source = as_text(data)
     names = dict[str, Any]()  # what links and notes refer to
     begins = [0, *(match.end() for match in re.finditer(r"\r\n?|\n", source)), len(source)]
@@ -104,7 +52,7 @@ def parse(data: bytes, bilingual: bool = False, anchors: Collection[str] = ()) -
         return parser.parseInline(text + _AFTER, names)[0].children
 
     def passages(source: str) -> list[tuple[Passage, str]]:
-        return [*_passages(source, begins, parser.parse(_shown(source), names), inline)]
+        return [*_passages(source, begins, parser.parse(dialects.shown(source), names), inline)]
 
     linked = {_slug(target): target for target in (*_LINKED.findall(source), *anchors)}
 
@@ -181,67 +129,6 @@ def _events(inline: Inline, raw: str) -> Iterator[Event]:
 def _escaped(text: str) -> str:
     text = re.sub(r"\\?`", "&#96;", text)  # in code no backslash escapes
     return re.sub(r"(?<!\\)([*_~$\[\]<]|==(?=\S))", r"\\\1", text)
-
-
-def _parser():
-    from markdown_it import MarkdownIt
-    from mdit_py_plugins.admon import admon_plugin
-    from mdit_py_plugins.container import container_plugin
-    from mdit_py_plugins.deflist import deflist_plugin
-    from mdit_py_plugins.dollarmath import dollarmath_plugin
-    from mdit_py_plugins.footnote import footnote_plugin
-
-    parser = MarkdownIt("commonmark", {"tasklists": True}).enable(["table", "strikethrough"])
-    for plugin in (admon_plugin, deflist_plugin, footnote_plugin):
-        parser.use(plugin)
-    parser.use(dollarmath_plugin, allow_space=False, allow_digits=False, double_inline=True)
-    parser.use(container_plugin, "any", validate=lambda *_: True)
-    parser.inline.ruler.before("math_inline", "apart", _apart)
-    parser.inline.ruler.after("link", "span", _span)
-    for rule in parser.inline.ruler.__rules__:
-        rule.fn = partial(_recorded, rule.fn)
-    # Which leaves notes out that nothing refers to, and which hides how characters are escaped
-    return parser.disable(["footnote_tail", "text_join"])
-
-
-def _recorded(rule: Callable[[Any, bool], bool], state: Any, silent: bool) -> bool:
-    """A rule of markdown-it, whose tokens know where what they stand for ends."""
-    first = len(state.tokens)
-    is_read = rule(state, silent)
-    for token in state.tokens[first:]:
-        token.meta.setdefault("end", state.pos)
-    return is_read
-
-
-def _apart(state: Any, silent: bool) -> bool:
-    """A rule of markdown-it."""
-    match = _APART.match(state.src, state.pos)
-    if not match or (silent and match["page"]):  # which may stand in a link's words
-        return False
-    is_behind = match["attributes"] and state.tokens and not state.pending  # of a token
-    if not silent and (match["kept"] or match["raised"] or is_behind):
-        state.push(match.lastgroup, "", 0).content = match[0]
-    elif not silent:
-        state.pending += match[0]
-    state.pos = match.end()
-    return True
-
-
-def _span(state: Any, silent: bool) -> bool:
-    """A rule of markdown-it."""
-    match = _SPAN.match(state.src, state.pos, state.posMax)
-    if silent or not match:
-        return False
-    token = state.push("span_open", "", 1)
-    token.markup = match["opens"]
-    token.content = match["closes"]
-    end = state.posMax
-    state.pos, state.posMax = match.span("words")
-    state.md.inline.tokenize(state)
-    state.push("span_close", "", -1).markup = match["closes"]
-    state.posMax = end
-    state.pos = match.end()
-    return True
 
 
 def _located(text: str, inline: Inline) -> list[tuple[Any, Span]]:
@@ -322,11 +209,11 @@ def _passages(
         if token.type != "inline" or not token.map:
             parent = token.type
             first, *_ = token.map or [0]
-            title = _BOX.search(source, begins[first], begins[first + 1])
+            title = dialects.BOX.search(source, begins[first], begins[first + 1])
             if title and parent in ("container_any_open", "fence"):
                 yield passage(source, [title.span("title")]), parent
             continue
-        if _WHOLE.search(token.content):
+        if dialects.WHOLE.search(token.content):
             continue
         lines = list[_Line]()
         for number, line in enumerate(token.content.split("\n"), token.map[0]):
@@ -340,16 +227,6 @@ def _passages(
         has_syntax = any(is_syntax(words) for words, *_ in lines)
         if len(" ".join(each.text for each in texts).split()) > has_syntax:  # more than a word
             yield from ((each, parent) for each in texts)
-
-
-def _shown(source: str) -> str:
-    """The source as the parser reads it, with the same lines: without what stays whole, with other dialects' boxes as those
-    that it knows."""
-    shown = re.sub(r"\r\n?", "\n", source.replace("\ufeff", " "))
-    shown = _STAYS.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), shown)
-    for pattern, written in _WRITTEN.items():
-        shown = regex.sub(pattern, written, shown, flags=regex.MULTILINE)
-    return shown
 
 
 def _texts(source: str, lines: Sequence[_Line], inline: Inline) -> list[Passage]:
