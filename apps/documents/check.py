@@ -87,8 +87,8 @@ def fault_of(
     for raw, around in lost:
         if around == _KEPT:
             return f"{raw:.40} is not there as often as in the source"
-    is_dressed = new.looks - source.looks or (source.looks - new.looks).total() > dropped
-    if lost or source.loose != new.loose or is_dressed:
+    other_looks = new.looks - source.looks or (source.looks - new.looks).total() > dropped
+    if lost or source.loose != new.loose or other_looks:
         return "its elements are not those of the source"
     for stand_in in changed(source.shown, new.shown):
         if stand_in in source.shown:

@@ -69,11 +69,11 @@ _WRITTEN = {
 def shown(source: str) -> str:
     """The source as the parser reads it, with the same lines: without what stays whole, with other dialects' boxes as those
     that it knows."""
-    shown = re.sub(r"\r\n?", "\n", source.replace("\ufeff", " "))
-    shown = _STAYS.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), shown)
+    source = re.sub(r"\r\n?", "\n", source.replace("\ufeff", " "))
+    source = _STAYS.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), source)
     for pattern, written in _WRITTEN.items():
-        shown = regex.sub(pattern, written, shown, flags=regex.MULTILINE)
-    return shown
+        source = regex.sub(pattern, written, source, flags=regex.MULTILINE)
+    return source
 
 
 def parser():

@@ -208,10 +208,10 @@ def _passages(
     for token in tokens:
         if token.type != "inline" or not token.map:
             parent = token.type
-            first, *_ = token.map or [0]
-            title = dialects.BOX.search(source, begins[first], begins[first + 1])
-            if title and parent in ("container_any_open", "fence"):
-                yield passage(source, [title.span("title")]), parent
+            if parent in ("container_any_open", "fence"):
+                first, after = begins[token.map[0] : token.map[0] + 2]
+                for title in dialects.BOX.finditer(source, first, after):
+                    yield passage(source, [title.span("title")]), parent
             continue
         if dialects.WHOLE.search(token.content):
             continue
@@ -243,8 +243,9 @@ def _texts(source: str, lines: Sequence[_Line], inline: Inline) -> list[Passage]
     if whole.breaks or firsts:
         depths = _depths(whole.text, inline)
     groups = [list[Span]()]
+    places = [0, *whole.breaks, -1]
     for i, (words, span, _) in enumerate(lines):
-        at, after = [0, *whole.breaks, -1][i : i + 2]
+        at, after = places[i : i + 2]
         mark = LIST_MARKS.match(words)
         begins = span in broken and not depths[at]
         stays = is_syntax(words) and not depths[at] and not depths[after]
