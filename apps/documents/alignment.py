@@ -64,7 +64,7 @@ class Alignment:
         """The place of a mark of the source in the text, and how sure it is: 0 if the two directions do not agree on it, half
         if they do, but the model would not have written these words.
 
-        It goes around whole words. An empty mark, such as a note, goes behind the word that it touches, or before the next
+        It goes around whole words or, if it is a part of one, around the same part if there is one. An empty mark, such as a note, goes behind the word that it touches, or before the next
         one if it touches only that.
         """
         start, end = mark
@@ -78,7 +78,8 @@ class Alignment:
             return (begin, stop), False
         inside = [i for i, (a, b) in enumerate(self.source_words) if a < end and start < b]
         if inside and start < end:
-            return self._around(inside, (start, end))
+            target, sure = self._around(inside, (start, end))
+            return self._part(inside, (start, end), target), sure
         behind = sum(a < start for a, _ in self.source_words)
         touched = self.source[end : end + 1].strip()
         is_next = self.source[start - 1 : start].isspace() and touched
@@ -111,10 +112,25 @@ class Alignment:
             return (begin, stop), 0.5
         return (begin, stop), 1
 
+    def _part(self, inside: Sequence[int], mark: Span, target: Span) -> Span:
+        """Of the place of words, that of the part of them that is marked, if they have it there as well."""
+        first = self.source_words[inside[0]][0]
+        last = self.source_words[inside[-1]][1]
+        start, end = mark
+        if start <= first and last <= end:
+            return target
+        part = self.source[start:end]
+        places = [
+            at.span()
+            for at in regex.finditer(regex.escape(part), self.text, pos=target[0], endpos=target[1])
+        ]
+        number = self.source.count(part, first, start)
+        return places[number] if number < len(places) else target
+
 
 def _punctuation(text: str) -> int:
     """The number of marks of punctuation that it begins with."""
-    return len(text) - len(regex.sub(r"^[^\w\s{}]+", "", text))
+    return len(text) - len(regex.sub(r"^(?:\s*[^\w\s{}]+)+", "", text))
 
 
 class Aligner:

@@ -11,10 +11,12 @@ import regex
 from apps.documents.inline import UNIT
 from apps.documents.prose import BRACES
 
-# What CommonMark does not know: code as an element or with a role, a link that shows its target's title; a raised number;
-# attributes of what they stand behind; or what other programs read, in which no marks are: in braces, [[x]]
+# What has no words: code as an element or with a role, an address, a link that shows its target's title, a call such as
+# \@ref(x); a raised number; attributes of what they stand behind; or what other programs read, in which no marks are: in
+# braces, [[x]]
 _APART = regex.compile(
-    r"(?P<kept><(code|kbd|samp|tt|var)\b[^<>]*>[^<>`]*</\2\s*>|\[\]\(#[^()\s]*\)"
+    r"(?P<kept><(code|kbd|samp|tt|var)\b[^<>]*>[^<>`]*</\2\s*>|<(?:[A-Za-z][\w+.-]+:|[^\s<>@:/]+@)[^\s<>]*>"
+    r"|\[\]\((?:[^()\n]|\([^()\n]*\))*\)|\\@\w+\([^()\s]*\)"
     r"|(?:\{[\w:.+-]+\}|(?<!\w):[\w:.+-]{1,40}:)`[^`\n]+`)"
     rf"|(?P<raised>(?<!{UNIT})<(su[bp])\b[^<>]*>[^<>\p{{L}}]{{1,40}}</\4\s*>(?!\p{{L}}))"
     r"|(?P<attributes>(?<=[)\]*_~=`])\{[ :.#\w][^{}\n]*\})"
@@ -28,7 +30,9 @@ _SPAN = regex.compile(
     regex.DOTALL,
 )
 # Front matter; templates' blocks of code; pandoc's fences whose attributes have backquotes, and tables: multiline, simple; labels of
-# equations; comments of Obsidian and of MyST, which are no line that goes on behind a number
+# equations, and those over several lines; names of MyST's; comments of Obsidian and of MyST, which are no line that goes on
+# behind a number
+_OF_EQUATION = r"(?!\$\$|`{3}|~{3})."
 _VERBATIM = r"highlight|raw|verbatim|comment|code\w*|math\w*|mermaid|plantuml|graphviz"
 _STAYS = re.compile(
     r"\A ?(?P<front>---|\+\+\+)[ \t]*\n(?:.*\n)*?(?:(?P=front)|\.\.\.)[ \t]*$"
@@ -38,8 +42,9 @@ _STAYS = re.compile(
     r"|^(?:(?![\s>]*$).*\n)?[ >]*--+(?: +--+)+ *\n(?:(?![\s>]*$).*\n?)+"
     r"|^[ \t>]*\\begin\{(?P<name>\w+\*?)\}(?:.*\n){0,999}?.*\\end\{(?P=name)\}.*$"
     r"|^---[ \t]*\n(?:[a-z_][\w-]*:(?:[ \t].*)?\n|[ \t]+\S.*\n|-[ \t].*\n)+(?:---|\.\.\.)[ \t]*$"
+    rf"|^[ \t>]*\$\$(?:{_OF_EQUATION})*\n(?:(?!\s*$)(?:{_OF_EQUATION})*\n){{0,99}}?(?:{_OF_EQUATION})*\$\$[ \t]*$"
     r"|(?<=\$\$)[ \t]*\{#[^{}\n]*\}[ \t]*$|^[ \t]*%%[ \t]*\n[^%]*%%[ \t]*$"
-    r"|(?<!\d\n)^[ \t>]*%(?:[ \t].*)?$",
+    r"|(?<!\d\n)^[ \t>]*%(?:[ \t].*)?$|^[ \t>]*\([\w:./-]+\)=[ \t]*$",
     re.MULTILINE,
 )
 # Other blocks that stay: MDX's import and export, a tag that its line does not end, pandoc's grids

@@ -140,7 +140,7 @@ def _located(text: str, inline: Inline) -> list[tuple[Any, Span]]:
             break
         raw = token.markup if token.nesting or token.type == "text_special" else token.content
         if token.type == "link_open":
-            raw = text[at]
+            raw = "["
         elif token.type in (*_SHOWN, "softbreak", "link_close"):
             raw = text[at : token.meta["end"]]
         if not text.startswith(raw, at):

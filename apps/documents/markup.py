@@ -1,7 +1,8 @@
 """Documents of paragraphs with marks: each is checked when it is written."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
@@ -21,7 +22,7 @@ from apps.documents.document import (
 )
 from apps.documents.inline import Event
 from apps.documents.marks import targets_of
-from apps.documents.paragraph import Paragraph, Writer, lost_marks, placed, plain_spans
+from apps.documents.paragraph import Mark, Paragraph, Writer, lost_marks, placed, plain_spans
 from apps.documents.prose import any_of, stand_ins
 
 _ONCE = re.compile(  # names in tags and of controls, notes and bookmarks
@@ -75,8 +76,10 @@ def _fit(
         markup = replace(markup, escape=partial(_escaped, markup.escape, kept_words))
     if targets is None:
         targets = targets_of([(paragraph.text, text)], paragraph.formatting, {})
-    kept_spans = [match.span() for match in kept_words.finditer(text)]
-    targets = [_around(target, kept_spans, text) for target in targets]
+    places = [*_places(kept_words, paragraph.text, text)]
+    targets = [
+        _around(mark, target, places) for mark, target in zip(paragraph.marks, targets, strict=True)
+    ]
     if markup.below and not paragraph.is_single:
         return _with_source(markup, source, paragraph, text, targets, change)
     raw = paragraph.raw or "".join(source[start:stop] for start, stop in paragraph.spans)
@@ -86,7 +89,7 @@ def _fit(
     lost = [*lost_marks(paragraph, spans, targets)]
     looks = [of for kind, of in lost if kind == "look"]
     problems = [f"check the {kind} of {of!r}" for kind, of in lost if kind != "look"]
-    words = " ".join([*paragraph.without_stand_ins(text, " ").split(), ""])
+    words = " ".join([*text.split(), ""])
     if HIDDEN.search(raw):  # which may hold the end of what the text begins
         markup = replace(markup, is_inside=True)
     first = text, spans, markup.writes, len(looks)
@@ -115,17 +118,34 @@ def _escaped(escape: Callable[[str], str], kept: re.Pattern[str], text: str) -> 
     return "".join(pieces)
 
 
-def _around(target: Target, kept_spans: Sequence[Span], text: str) -> Target:
-    """The target in a text, whose edges are not within stand-ins."""
+def _places(kept: re.Pattern[str], source: str, text: str) -> Iterator[tuple[Span, Span]]:
+    """Where the stand-ins of a source are, in it and in a text; equal ones in the same order."""
+    found = defaultdict[str, deque[Span]](deque)
+    for match in kept.finditer(source):
+        found[match[0]].append(match.span())
+    for match in kept.finditer(text):
+        if found[match[0]]:
+            yield found[match[0]].popleft(), match.span()
+
+
+def _around(mark: Mark, target: Target, places: Sequence[tuple[Span, Span]]) -> Target:
+    """The target of a mark, whose edges are within stand-ins only as far as the mark's own are: around those that the mark has,
+    beside the others. places: of the stand-ins"""
     (begin, end), sure = target
-    if re.fullmatch(r"\{\d+\}", text[begin:end]):  # a part of one, such as a role's code
-        return target
-    for start, stop in kept_spans:
-        if start < end < stop:
-            end = stop
-        if start < begin < stop:
-            begin = start
-    return (begin, end), sure
+    first, last = mark.span
+    for (start, stop), (here, there) in places:
+        if start <= first < last <= stop:
+            return (here + first - start, here + last - start), sure
+        has = first <= start and stop <= last
+        if start < first < stop:
+            begin = here + first - start
+        elif here < begin < there or (here == begin < end and not has):
+            begin = here if has else there
+        if start < last < stop:
+            end = here + last - start
+        elif here < end < there or (here < end == there and not has):
+            end = there if has else here
+    return (begin, max(begin, end)), sure
 
 
 def _with_source(

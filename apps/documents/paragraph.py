@@ -83,11 +83,11 @@ class Paragraph(Passage):
         raws = {self.shown(mark): mark.opens for mark in self.marks if mark.is_anchor}
         return re.sub(r"<[^<>]*>", "", raws.get(stand_in, "")).strip() or stand_in
 
-    def without_stand_ins(self, text: str, by: str) -> str:
-        """The text with another character, or nothing, for those of the names by which it shows what it has no words for."""
+    def without_stand_ins(self, text: str) -> str:
+        """The text with a character for those of the names by which it shows what it has no words for."""
         for name in map(self.shown, filter(lambda mark: mark.is_anchor, self.marks)):
             if name.startswith("{"):
-                text = text.replace(name, by * len(name))
+                text = text.replace(name, STOOD_FOR * len(name))
         return text
 
 
@@ -98,11 +98,16 @@ def is_glued(before: str, after: str) -> bool:
 
 
 def plain_spans(paragraph: Paragraph, text: str) -> list[Span]:
-    """The marks' spans if the text is in the place of the longest one or, in lines, before all of them."""
+    """The marks' spans if the text is in the place of the longest one or, in lines, before all of them; but where it names what
+    they stand for, there."""
     start, stop = paragraph.longest
     spans = list[Span]()
-    for begin, end in (mark.source_span for mark in paragraph.marks):
-        if paragraph.drops or begin >= stop:
+    for mark in paragraph.marks:
+        begin, end = mark.source_span
+        name = paragraph.shown(mark)
+        if mark.is_anchor and name.startswith("{") and name in text:
+            spans.append((text.index(name), text.index(name) + len(name)))
+        elif paragraph.drops or begin >= stop:
             spans.append((len(text), len(text)))
         elif begin <= start and stop <= end:
             spans.append((0, len(text)))
@@ -231,7 +236,7 @@ class Writer:
     ):
         self._paragraph = paragraph
         self._text = text
-        self._visible = [*paragraph.without_stand_ins(text, STOOD_FOR)]
+        self._visible = [*paragraph.without_stand_ins(text)]
         self._escape = escape
         self._marks = [*zip(paragraph.marks, spans, strict=True)]
         self._runs = [paragraph.run] * len(text)  # of each character: the shortest mark's

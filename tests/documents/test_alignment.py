@@ -55,6 +55,8 @@ TO_FRENCH = aligned(ENGLISH, FRENCH, "2 0 1 3 - 5 4")
     [
         (TO_GERMAN, "king", "König"),
         (TO_GERMAN, "kin", "König"),  # no word is split
+        (aligned("a C6H6 (x) b", "b C6H6 (x)", "3 1 2"), "6 (x)", "6 (x)"),
+        (aligned("C6H6", "C6H6", "0"), "6", "6"),
         (TO_GERMAN, " sees ", "sieht"),
         (TO_GERMAN, "The king", "der König"),
         (TO_GERMAN, "red houses", "rote Häuser"),

@@ -12,6 +12,8 @@ DIALECTS = [
     ("old[^1]\n\n[^1]: old\n    one.\n\n    old two.\n\n[^2]: old\n", ["old", "old one.", "old two.", "old"]),
     ("old $a_1$ for $5\n\n$$\nit stays\n$$\n", ["old {1} for $5"]),
     ("$a$ is old 5\n", ["{1} is old 5"]),
+    ("old\n$$\nit stays\n  = x$$\nold\n", ["old", "old"]),
+    ("(it:stays)=\nold\n: old [](it-stays), <it:stays> \\@it(stays).\n", ["old", "old {1}, {2} {3}."]),
     ("$$\nit stays\n$$ {#eq-x}\n\n%%\nit stays\n%%\n\nold\n", ["old"]),
     ("old.  \nTwo\\\nold\\\nThree\n", ["old.", "Two old", "Three"]),
     ("old <kbd>Ctrl</kbd> <code>it stays</code> old\n", ["old {1} {2} old"]),

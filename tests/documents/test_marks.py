@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apps.documents import FORMATS
+from apps.documents import FORMATS, markup
 from apps.documents.check import fault_of, outline_of
 from apps.documents.document import Document, Written
 from apps.documents.marks import target_of, targets_of
@@ -238,6 +238,8 @@ KEPT = [  # what is written is a document again, with all that its source has
     (".md", "[Read more ![icon](x.png)](y)\n", "[READ MORE ![ICON](x.png)](y)\n"),
     (".md", 'See ![a](x) "the king" ![b](y) now\n', 'SEE ![A](x) "THE KING" ![B](y) NOW\n'),
     (".html", '<a href="#">\n Read <b>more </b><i class="a"></i> <i></i></a><i></i>', '<a href="#">\n READ <b>MORE</b> <i class="a"></i> <i></i></a><i></i>'),
+    (".html", "<p>Press <b>Ctrl</b>+<b>Q</b>: [<a>More</a>][<a>Less</a>]", "<p>PRESS <b>Ctrl</b>+<b>Q</b>: [<a>MORE</a>][<a>Less</a>]"),
+    (".md", "Ask ([@king](u)), 10 s<sup>–1</sup>\n", "ASK ([@king](u)), 10 S<sup>–1</sup>\n"),
     (".html", "<img><a> Name </a><img>", "<img><a> NAME </a><img>"),
     (".xhtml", "<p>A <m:math><m:mi>x</m:mi></m:math> king</p>", "<p>A <m:math><m:mi>x</m:mi></m:math> KING</p>"),
     (".docx", f"[Read more ]{PICTURE.format('')}", f"[READ MORE][ ]{PICTURE.format('')}"),
@@ -253,6 +255,19 @@ def test_what_belongs_to_a_text_is_there_again(ending, source, written):
         assert body_of(new.data) == body_of(docx(long(written)))
     else:
         assert new.data.decode() == written
+
+
+@pytest.mark.parametrize("ending, source, written", [
+    (".md", "The `x` of *it* {{y}}.\n", "Ihr {{y}} `x`.\n"),
+    (".html", "<p>The <code>x</code> of <i>it</i> {{y}}.", "<p><i></i>Ihr {{y}} <code>x</code>. "),
+])  # fmt: skip
+def test_what_a_text_names_is_there_even_where_its_formatting_is_not_kept(
+    monkeypatch, ending, source, written
+):
+    faults = iter(["it has one"])
+    monkeypatch.setattr(markup, "fault_of", lambda *_: next(faults, None))
+    new = document_in(ending, source).write(["Ihr {{y}} {1}."])
+    assert new.data.decode() == written and "formatting is not kept" in str(new.problems)
 
 
 def test_another_prefix_is_the_same_document():
