@@ -30,7 +30,7 @@ _SPAN = regex.compile(
     regex.DOTALL,
 )
 # Front matter; templates' blocks of code; pandoc's fences whose attributes have backquotes, and tables: multiline, simple; labels of
-# equations, and those over several lines; names of MyST's; comments of Obsidian and of MyST, which are no line that goes on
+# equations, and these; names of MyST's; comments of Obsidian and of MyST, which are no line that goes on
 # behind a number
 _OF_EQUATION = r"(?!\$\$|`{3}|~{3})."
 _VERBATIM = r"highlight|raw|verbatim|comment|code\w*|math\w*|mermaid|plantuml|graphviz"
@@ -42,7 +42,7 @@ _STAYS = re.compile(
     r"|^(?:(?![\s>]*$).*\n)?[ >]*--+(?: +--+)+ *\n(?:(?![\s>]*$).*\n?)+"
     r"|^[ \t>]*\\begin\{(?P<name>\w+\*?)\}(?:.*\n){0,999}?.*\\end\{(?P=name)\}.*$"
     r"|^---[ \t]*\n(?:[a-z_][\w-]*:(?:[ \t].*)?\n|[ \t]+\S.*\n|-[ \t].*\n)+(?:---|\.\.\.)[ \t]*$"
-    rf"|^[ \t>]*\$\$(?:{_OF_EQUATION})*\n(?:(?!\s*$)(?:{_OF_EQUATION})*\n){{0,99}}?(?:{_OF_EQUATION})*\$\$[ \t]*$"
+    rf"|^[ \t>]*\$\$(?:{_OF_EQUATION})*(?:\n(?!\s*$)(?:{_OF_EQUATION})*){{0,99}}?\$\$[ \t]*$"
     r"|(?<=\$\$)[ \t]*\{#[^{}\n]*\}[ \t]*$|^[ \t]*%%[ \t]*\n[^%]*%%[ \t]*$"
     r"|(?<!\d\n)^[ \t>]*%(?:[ \t].*)?$|^[ \t>]*\([\w:./-]+\)=[ \t]*$",
     re.MULTILINE,

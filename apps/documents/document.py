@@ -120,13 +120,15 @@ def in_text(
         asked = zip(fits, passages, texts, targets or [None] * len(texts), strict=True)
         fitted = [text is not None and fit(each, text, of, change) for fit, each, text, of in asked]
         new = {number: each for number, each in enumerate(fitted) if each}
-        spans = [span for number in new for span in passages[number].spans]
-        parts = [part for each in new.values() for part in each.parts]
-        edits = {*zip(spans, parts, strict=True)}  # passages may share some
+        edits = set[tuple[Span, str]]()  # passages may share some
         values = {name: source[slice(*span)] for span, name in names.items()}
-        values |= {names[span]: part for span, part in edits if span in names}
-        others = sorted(edit for edit in edits if edit[0] not in names)
-        shown = HIDDEN.sub(lambda run: values.get(run[1], run[0]), edited(visible, others))
+        for number, each in new.items():
+            parts = [*zip(passages[number].spans, each.parts, strict=True)]
+            if number < len(found):
+                edits.update(parts)
+            else:
+                values |= {names[span]: part for span, part in parts}
+        shown = HIDDEN.sub(lambda run: values.get(run[1], run[0]), edited(visible, sorted(edits)))
         if relabel and change and not below:
             shown = relabel(shown, change)
         plain = [words for each in new.values() for words in each.plain]

@@ -12,7 +12,7 @@ DIALECTS = [
     ("old[^1]\n\n[^1]: old\n    one.\n\n    old two.\n\n[^2]: old\n", ["old", "old one.", "old two.", "old"]),
     ("old $a_1$ for $5\n\n$$\nit stays\n$$\n", ["old {1} for $5"]),
     ("$a$ is old 5\n", ["{1} is old 5"]),
-    ("old\n$$\nit stays\n  = x$$\nold\n", ["old", "old"]),
+    ("old\n$$\nit stays\n  = x$$\nold\n$$ x = 1 $$\nold\n", ["old", "old", "old"]),
     ("(it:stays)=\nold\n: old [](it-stays), <it:stays> \\@it(stays).\n", ["old", "old {1}, {2} {3}."]),
     ("$$\nit stays\n$$ {#eq-x}\n\n%%\nit stays\n%%\n\nold\n", ["old"]),
     ("old.  \nTwo\\\nold\\\nThree\n", ["old.", "Two old", "Three"]),
@@ -92,6 +92,13 @@ def test_an_inline_note_is_a_text_of_its_own():
     new = document.write(["` new, {1}", "new", "three red] {1}", "4 `"]).data.decode()
     changed = NOTES.replace("old", "new").replace("one *red*\n> `x`], ", "three *red*\\] `x`],\n> ")
     assert new == changed.replace("two", "4 &#96;").replace("> ", "> &#96; ", 1)
+
+
+def test_a_line_of_a_note_is_not_its_paragraphs():
+    source = "An old^[the old\nold doors\nare old] king\n"
+    document = FORMATS[".md"](source.encode())
+    new = document.write([each.text.replace("old", "new") for each in document.passages])
+    assert new.data.decode().split() == source.replace("old", "new").split()
 
 
 @pytest.mark.parametrize("bilingual, before", [(False, ""), (True, "The *king*'s `x`<br/>")])
