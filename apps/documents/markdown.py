@@ -293,7 +293,7 @@ def _fit(parser: Any, passage: Paragraph, text: str) -> list[str]:
             lines[i - 1] += f" {first.rstrip()}"
             lines[i] = lines[i][len(first) :]
         if _blocks(parser, lines[near]) not in known:
-            lines[i] = re.sub(r"^\d*(?=[^<\d])", r"\g<0>\\", lines[i])
+            lines[i] = re.sub(r"^\d*(?=[^<\[\d])", r"\g<0>\\", lines[i])
     return lines if _blocks(parser, lines) in known else []
 
 

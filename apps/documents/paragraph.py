@@ -17,7 +17,7 @@ STOOD_FOR = "\1"  # stands for what has a name such as {1} in the text
 ATOM = "\0"  # stands for what is shown, but has no words
 Spaces = tuple[str, str]  # white space before and behind something
 _JOINS_NEXT = re.compile(rf'\A\Z|(?!(?<=[^\s(\[{{])")[\s{re.escape(BEFORE)}]\Z')
-_JOINS_LAST = re.compile(rf'\Z|(?!"[^\s.,;:!?)\]}}])[\s{re.escape(AFTER)}]')
+_JOINS_LAST = re.compile(rf'\Z|(?![".:][^\s.,;:!?)\]}}"])[\s{re.escape(AFTER)}]')
 # Marks that are not in each other if not in the source
 _APART = {"link", "change", "element", "anchor"}
 

@@ -65,7 +65,7 @@ _STAND_INS = (
 STAND_IN = regex.compile(rf"(?V1)(?:(?![^\W_])|(?<!{_LETTER}))(?:{'|'.join(_STAND_INS)})++")
 # Those whose order matters: marks, tags, and values that only their order tells apart
 _ORDERED = regex.compile(
-    r"</?\w|\A(?:[*_~=&\t:]+|!?\[)\Z|\A(?:[*_~=]+|\])|[*_~=]+\Z|%(?![\d(<%])|\{\}|\[/?\w+[=\]]"
+    r"</?\w|\A(?:[*_~=&\t:]+|!?\[[^\[\]]*)\Z|\A(?:[*_~=]+|\])|[*_~=]+\Z|%(?![\d(<%])|\{\}|\[/?\w+[=\]]"
 )
 _TOUCHED = regex.compile(f"(?V1){_LETTER}")
 _BEGIN = regex.compile(

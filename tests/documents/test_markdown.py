@@ -124,6 +124,8 @@ def test_a_heading_that_a_link_leads_to_keeps_its_id(bilingual, before):
         ("See [the king][] and [Ann].\n\n[the king]: x\n[ann]: y\n", "Siehe the king und Ann.", "Siehe [the king][the king] und [Ann][Ann].\n\n[the king]: x\n[ann]: y\n"),
         ("{{% notice %}}\nA king.\n{{% /notice %}}\n", "Ein {{< ref >}}.", "{{% notice %}}\nEin {{< ref >}}.\n{{% /notice %}}\n"),
         ("one\ntwo <!-- b -->\n", "eins", "eins <!-- b -->\n"),
+        ("[^a] :x: one two three\n\n[^a]: \n", ":x: eins", "[^a] :x: eins\n\n[^a]: \n"),
+        ("| <!-- a --> one\n", "eins", "| <!-- a --> eins\n"),
         ("**one two**{#a} three\n", "eins", "**eins**{#a}\n"),
         ("| a |\n|--|\n| b |\n", "x | y", "| x \\| y |\n|--|\n| b |\n"),
     ],

@@ -55,6 +55,7 @@ def test_what_has_no_words_is_not_translated(text):
         ("_Open", "Öffnen{1}", None),
         ("%s of %d", "{2} von {1}", None),
         ("<b>x</b>", "{2}y{1}", None),
+        ("[😀 x](u)", "{2} y {1}", None),
         ("`x`", "{1}{1}", None),
         ("`x` y", "y", None),
     ],
