@@ -9,7 +9,7 @@ from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
 
 from apps.documents.language import LanguageChange
-from apps.documents.prose import STAND_IN
+from apps.documents.prose import covered
 from apps.documents.sentences import between
 from speculative.common.errors import InputError
 from speculative.text.cues import NEWLINE, line_spans
@@ -23,9 +23,9 @@ Texts = Sequence[str | None]
 
 HIDDEN = re.compile(r"([\U000f0000-\U0010fffd])\1*")  # see `in_text`
 _GLUE = "\0"  # for the space in stand-ins, which are not cut
-# Around the words of a line, with Markdown's hard breaks, indents and quotes
-_LINE_BEGIN = re.compile(rf"\\?(?:{NEWLINE.pattern})[ \t>]*\Z")
-_LINE_END = re.compile(r"[ \t]*\\?(?:[\r\n]|\Z)")
+# Around the words of a line, with Markdown's hard breaks, indents and quotes, and SubStation Alpha's \N
+_LINE_BEGIN = re.compile(rf"(?:\\?(?:{NEWLINE.pattern})[ \t>]*|\\[Nn][ \t]*)+\Z")
+_LINE_END = re.compile(r"[ \t]*(?:\\?(?:[\r\n]|\Z)|\\[Nn])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,8 @@ def _fit_below(fit: Fit, newline: str, source: str, passage: Passage, *given: An
 
 def spread(text: str, lengths: Sequence[int]) -> list[str]:
     """The text cut between words or clusters, each part about as long as its share; empty ones come last."""
-    words = UNIT.findall(STAND_IN.sub(lambda match: match[0].replace(" ", _GLUE), text))
+    holed = zip(text, covered(text), strict=True)
+    words = UNIT.findall("".join(_GLUE if old == " " != new else old for old, new in holed))
     starts = accumulate(map(len, words), initial=0)
     middles = [start + len(word.rstrip()) / 2 for start, word in zip(starts, words, strict=False)]
     total = sum(lengths)

@@ -315,7 +315,7 @@ class Translator:
                 space = _space(piece, text, pieces[i + 1], texts[i + 1])
             inner = cuts[bisect_right(cuts, start) : bisect_left(cuts, stop)]
             lines = [passage.text[a:b] for a, b in pairwise([start, *inner, stop])]
-            yield _in_lines(text, lines) + space
+            yield _in_lines(text, lines, bool(breaks)) + space
             start = end
 
     def _problems(self, source: str, text: str) -> Iterator[str]:
@@ -414,10 +414,11 @@ def _space(piece: str, text: str, next_piece: str, next_text: str) -> str:
     return space or (" " if had_none else "")
 
 
-def _in_lines(text: str, lines: Sequence[str]) -> str:
-    """A sentence's text in as many lines as its source, with their indents."""
+def _in_lines(text: str, lines: Sequence[str], with_empty: bool) -> str:
+    """A sentence's text in as many lines as its source, with their indents. with_empty: also lines without a word"""
     parts = [text]
     if len(lines) > 1:
         parts = spread(text, [len(line.strip()) for line in lines])
     indents = [line[: len(line) - len(line.lstrip())] for line in lines]
-    return "\n".join(map("".join, zip(indents, parts, strict=True)))
+    filled = (each for each in zip(indents, parts, strict=True) if each[1] or with_empty)
+    return "\n".join(map("".join, filled))
