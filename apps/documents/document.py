@@ -23,9 +23,10 @@ Texts = Sequence[str | None]
 
 HIDDEN = re.compile(r"([\U000f0000-\U0010fffd])\1*")  # see `in_text`
 _GLUE = "\0"  # for the space in stand-ins, which are not cut
-# Around the words of a line, with Markdown's hard breaks, indents and quotes, and SubStation Alpha's \N
-_LINE_BEGIN = re.compile(rf"(?:\\?(?:{NEWLINE.pattern})[ \t>]*|\\[Nn][ \t]*)+\Z")
-_LINE_END = re.compile(r"[ \t]*(?:\\?(?:[\r\n]|\Z)|\\[Nn])")
+# Around the words of a line, with Markdown's hard breaks, indents and quotes, and the tags and \N of subtitles
+_TAGS = r"((?:</\w+>|\{\\[^{}]*\})*)"
+_LINE_BEGIN = re.compile(rf"(?:\\?(?:{NEWLINE.pattern})[ \t>]*|\\[Nn][ \t]*)+{_TAGS}\Z")
+_LINE_END = re.compile(rf"[ \t]*{_TAGS}(?:\\?(?:[\r\n]|\Z)|\\[Nn])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,7 @@ def edited(source: str, edits: Iterable[tuple[Span, str]]) -> str:
     for (start, stop), new in edits:
         before = source[end:start]
         if not new and stop > start and _LINE_END.match(source, stop):
-            before = _LINE_BEGIN.sub("", before)  # an empty line would end a cue or a paragraph
+            before = _LINE_BEGIN.sub(r"\1", before)  # an empty line would end a cue or a paragraph
         parts += [before, new]
         end = stop
     return "".join([*parts, source[end:]])

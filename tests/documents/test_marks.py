@@ -96,7 +96,7 @@ WORD = [
     (f"[Ann]{BREAK}[sees.]", ["Ann sees."], None, f"[ANN]{BREAK}[SEES.]"),
     (f"[An e]{HYPHEN}[mail.]", ["An e-mail."], None, f"[AN E]{HYPHEN}[MAIL.]"),
     (f"[See -]{HYPHEN}[no.]", ["See --no."], "- Ja, --no.", f"[- Ja, -]{HYPHEN}[no.]"),
-    (f"{HYPHEN}{HYPERLINK.format('[a]')}", ["-a"], "A b - a", f"[A b ]{HYPHEN}[ ]{HYPERLINK.format('[a]')}"),
+    (f"{HYPHEN}{HYPERLINK.format('[A]')}", ["-A"], "B c - A", f"[B c ]{HYPHEN}[ ]{HYPERLINK.format('[A]')}"),
     (f"[a]{BOX.format('[b]')}[ c]", ["b", "a c"], None, f"[A]{BOX.format('[B]')}[ C]"),
     (RUBY.format("[かん]", "[漢]") + "[です。]", ["漢です。"], "So.", "[So.]"),
     (f"[See ]{PICTURE.format('a &quot;dog&quot;')}[now.]", ["See now.", 'a "dog"'], None, f"[SEE ]{PICTURE.format('A &quot;DOG&quot;')}[NOW.]"),
