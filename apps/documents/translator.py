@@ -18,7 +18,7 @@ from apps.documents.document import Document, Passage, Target, Targets, spread
 from apps.documents.language import LanguageChange
 from apps.documents.marks import Align, Sentence, targets_of
 from apps.documents.prose import FORMS, STAND_IN, changed, covered, edges, masked, translatable
-from apps.documents.sentences import between, is_unspaced, sentences
+from apps.documents.sentences import between, gap, is_unspaced, sentences
 from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder
 from speculative.common.errors import InputError
 from speculative.common.reporting import reporter
@@ -407,8 +407,9 @@ def _flat(piece: str) -> str:
 
 def _space(piece: str, text: str, next_piece: str, next_text: str) -> str:
     """The space between two sentences' texts on one line."""
-    if not between(text, next_text):
-        return ""
+    after_cell = gap(piece, text, next_piece)
+    if after_cell or not between(text, next_text):
+        return after_cell
     space = piece[len(piece.rstrip()) :].replace("\u3000", " ")
     had_none = is_unspaced(piece[-1:]) or is_unspaced(next_piece)
     return space or (" " if had_none else "")
