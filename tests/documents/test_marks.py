@@ -221,6 +221,7 @@ KEPT = [  # what is written is a document again, with all that its source has
     (".docx", f"<w:r>{B}<w:t>The young</w:t></w:r><w:r>{PLAIN}<w:t> king sees.</w:t></w:r>", f"<w:r>{B}<w:t>THE YOUNG</w:t></w:r><w:r>{PLAIN}<w:t> KING SEES.</w:t></w:r>"),
     (".docx", '<w:r><w:rPr><w:rStyle w:val="VerbatimChar"/></w:rPr><w:t>x = 1</w:t></w:r>[ is one]', '<w:r><w:rPr><w:rStyle w:val="VerbatimChar"/></w:rPr><w:t>x = 1</w:t></w:r>[ IS ONE]'),
     (".docx", field(LINK, "[a link]"), field(LINK, "[A LINK]")),
+    (".docx", "[The ]<w:r>\n  <w:rPr>\n <w:b/></w:rPr>\n  <w:t>king</w:t>\n </w:r>\n", "[THE ]<w:r>\n  <w:rPr>\n <w:b/></w:rPr><w:t>KING</w:t></w:r>\n"),
     (".docx", field(LINK, '[a ]<w:r><w:rPr><w:rStyle w:val="VerbatimChar"/></w:rPr><w:t>x</w:t></w:r>'), field(LINK, '[A ]<w:r><w:rPr><w:rStyle w:val="VerbatimChar"/></w:rPr><w:t>x</w:t></w:r>')),
     (".html", '<p>The king <span class="pagenum"><a id="p"></a></span>sees.</p>', '<p>THE KING <span class="pagenum"><a id="p"></a></span>SEES.</p>'),
     (".html", '<p><span class="i0">The king,<br/></span>\n<span>And.<br/></span></p>', '<p><span class="i0">THE KING,<br/></span>\n<span>AND.<br/></span></p>'),
