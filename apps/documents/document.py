@@ -9,7 +9,7 @@ from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
 
 from apps.documents.language import LanguageChange
-from apps.documents.prose import STAND_IN
+from apps.documents.prose import covered
 from apps.documents.sentences import between
 from speculative.common.errors import InputError
 from speculative.text.cues import NEWLINE, line_spans
@@ -23,9 +23,10 @@ Texts = Sequence[str | None]
 
 HIDDEN = re.compile(r"([\U000f0000-\U0010fffd])\1*")  # see `in_text`
 _GLUE = "\0"  # for the space in stand-ins, which are not cut
-# Around the words of a line, with Markdown's hard breaks, indents and quotes
-_LINE_BEGIN = re.compile(rf"\\?(?:{NEWLINE.pattern})[ \t>]*\Z")
-_LINE_END = re.compile(r"[ \t]*\\?(?:[\r\n]|\Z)")
+# Around the words of a line, with Markdown's hard breaks, indents and quotes, and the tags and \N of subtitles
+_TAGS = r"((?:</\w+>|\{\\[^{}]*\})*)"
+_LINE_BEGIN = re.compile(rf"(?:\\?(?:{NEWLINE.pattern})[ \t>]*|\\[Nn][ \t]*)+{_TAGS}\Z")
+_LINE_END = re.compile(rf"[ \t]*{_TAGS}(?:\\?(?:[\r\n]|\Z)|\\[Nn])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,7 @@ def edited(source: str, edits: Iterable[tuple[Span, str]]) -> str:
     for (start, stop), new in edits:
         before = source[end:start]
         if not new and stop > start and _LINE_END.match(source, stop):
-            before = _LINE_BEGIN.sub("", before)  # an empty line would end a cue or a paragraph
+            before = _LINE_BEGIN.sub(r"\1", before)  # an empty line would end a cue or a paragraph
         parts += [before, new]
         end = stop
     return "".join([*parts, source[end:]])
@@ -249,7 +250,8 @@ def _fit_below(fit: Fit, newline: str, source: str, passage: Passage, *given: An
 
 def units(text: str) -> list[str]:
     """The words or clusters of a text, each with the space behind it. Stand-ins are not cut."""
-    glued = STAND_IN.sub(lambda match: match[0].replace(" ", _GLUE), text)
+    holed = zip(text, covered(text), strict=True)
+    glued = "".join(_GLUE if old == " " != new else old for old, new in holed)
     return [unit.replace(_GLUE, " ") for unit in UNIT.findall(glued)]
 
 

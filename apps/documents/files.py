@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,20 +27,19 @@ class File(NamedTuple):
 
     name: str  # as it was given
     document: Document
-    inside: Path = Path()  # its place below the folder that was given, if one was
+    given: str | None = None  # the folder that it is in, if that was given
     output: Path | None = None  # where its translation goes; None: to standard output
 
 
-def files_of(names: Iterable[str]) -> Iterator[tuple[str, Path]]:
-    """The files of these names and the documents in folders, hidden ones left out, these with their places below the folder."""
+def files_of(names: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+    """The files of these names, and the documents in folders, hidden ones left out, each with its folder."""
     for name in names:
         if not Path(name).is_dir():
-            yield name, Path()
+            yield name, None
         for path in sorted(Path(name).rglob("*")):
-            inside = path.relative_to(name)
-            is_hidden = any(part.startswith(".") for part in inside.parts)
+            is_hidden = any(part.startswith(".") for part in path.relative_to(name).parts)
             if path.suffix.lower() in FORMATS and path.is_file() and not is_hidden:
-                yield str(path), inside
+                yield str(path), name
 
 
 def load(name: str, output: Path | None, encoding: str | None = None, **options: Any) -> File:
@@ -64,11 +62,11 @@ def load_all(
     failures = list[InputError]()
     named = [*files_of(names)]
     anchors = anchors_in(Path(name) for name, _ in named)
-    for name, inside in named:
+    for name, given in named:
         try:
             linked = anchors[followed(Path(name))]
             file = load(name, output, encoding, anchors=linked, **options)
-            files.append(file._replace(inside=inside))
+            files.append(file._replace(given=given))
         except (InputError, OSError) as error:
             reason = getattr(error, "strerror", None)
             failures.append(InputError(f"{name}: {reason}" if reason else str(error)))
@@ -78,9 +76,9 @@ def load_all(
 
 
 def output_of(
-    name: str, output: Path | None, languages: Sequence[str | None], inside: Path = Path()
+    name: str, output: Path | None, languages: Sequence[str | None], given: str | None = None
 ) -> Path | None:
-    """The file of a document's translation; None: stdout. languages: source and target. inside: see `File`"""
+    """The file of a document's translation; None: stdout. languages: source and target. given: see `File`"""
     if str(output or name) == STDIN:
         return None
     if output and not output.is_dir():
@@ -90,9 +88,22 @@ def output_of(
         raise InputError("into which language? Name it with --to, or the file with --output")
     path = Path(name)
     suffix = ".po" if path.suffix == ".pot" else path.suffix
-    folder = output / inside.parent if output else path.parent
-    is_apart = followed(folder) != followed(path.parent)
+    folder = path.parent
+    is_apart = False
+    if output:
+        folder = output / path.relative_to(given or folder).parent
+        is_apart = followed(folder) != followed(path.parent)
+        if given and followed(Path(given)) in followed(output).parents:
+            is_apart = _is_language_folder(output.name, source)
     return folder / f"{_in_language(path.stem, source, target, is_apart)}{suffix}"
+
+
+def _is_target(tag: str, source: str | None) -> bool:
+    return tag_of(tag) is not None and short(tag) != short(source or "")
+
+
+def _is_language_folder(name: str, source: str | None) -> bool:
+    return len(name) != 3 and _is_target(name, source)  # doc and src are languages' codes
 
 
 def _in_language(stem: str, source: str | None, target: str, is_apart: bool) -> str:
@@ -108,31 +119,35 @@ def _in_language(stem: str, source: str | None, target: str, is_apart: bool) -> 
 def with_outputs(
     files: Sequence[File], output: Path | None, languages: Sequence[str | None]
 ) -> list[File]:
-    """The files with their outputs. A file of a folder that another one's translation would be, into its language or the one
-    that its name or its folder's says, is no source: it is left out and named. output, languages: as for `output_of`"""
+    """The files with their outputs. A file of a folder is no source if, there or in a folder in it, it has the name that another
+    one's translation has or, in a language's folder, its own: it is left out and named. output, languages: as for `output_of`"""
     source, target = languages
+    tags = {target or "", *(Path(file.name).stem.rpartition(".")[2] for file in files)}
+    same = dict[Path, str]()  # sources, by the name of a translation
+    named = dict[Path, str]()  # by that with a language
+    for file in files:
+        for tag in tags:
+            if file.given and _is_target(tag, source):
+                new = output_of(file.name, None, (source, tag)) or Path()
+                named[new] = file.name
+                same[Path(file.name).with_suffix(new.suffix)] = file.name
 
-    def in_language(file: File, folder: Path | None, target: str | None) -> Path | None:
-        return output_of(file.name, folder, (source, target), file.inside)
+    def origins(file: File) -> Iterator[str | None]:
+        folders = ["", *Path(file.name).relative_to(file.given or file.name).parts]
+        for i, folder in enumerate(folders[:-1], 1):
+            place = Path(file.given or "", *folders[i:])
+            yield named.get(place)
+            if _is_language_folder(folder, source):
+                yield same.get(place)
 
-    def is_target(tag: str) -> bool:
-        return tag_of(tag) is not None and short(tag) != short(source or "")
-
-    paths = [Path(file.name) for file in files]
-    tags = filter(is_target, {path.stem.rpartition(".")[2] for path in paths})
-    above = {folder for path in paths for folder in path.parents}
-    folders = [each for each in above if len(each.name) != 3 and is_target(each.name)]
-    made = dict[Path, str]()  # the sources, by translation
-    names = (*tags, target) if any(file.inside.parts for file in files) else ()
-    for folder, tag in product((None, output, *folders), names):
-        made |= {followed(in_language(file, folder, tag) or Path()): file.name for file in files}
     sources = list[File]()
     for file in files:
-        origin = made.get(followed(Path(file.name)), file.name)
-        if file.inside == Path() or origin == file.name:
-            sources.append(file._replace(output=in_language(file, output, target)))
-        else:
+        new = output_of(file.name, output, languages, file.given)
+        origin = next(filter(None, origins(file)), None)
+        if origin:
             reporter.note(f"{file.name} is left out: a translation of {origin}")
+        else:
+            sources.append(file._replace(output=new))
     return sources
 
 

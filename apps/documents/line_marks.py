@@ -5,7 +5,7 @@ import regex
 from speculative.text.cues import Span
 
 # -, *, ☐, —, >>; [ ] and [x]; a), (1), iv)
-_SIGN = r"(?:[\p{S}\p{Po}\p{Pd}](?<![\"'¿¡<])\ufe0f?)+"
+_SIGN = r"(?:[\p{S}\p{Po}\p{Pd}](?<![$\"'¿¡<])\ufe0f?)+"
 _ITEM = r"\[[ xX]?\]|\(?(?:\p{N}{1,3}|\p{L}|[ivxIVX]{2,4})\)"
 LIST_MARKS = regex.compile(rf"(?:(?:{_SIGN}|{_ITEM})\s+)+")
 

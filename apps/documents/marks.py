@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 import regex
@@ -77,9 +78,10 @@ def _trimmed(text: str, span: Span) -> Span:
 def _same_words(source: str, text: str, mark: Span) -> tuple[Span | None, bool]:
     """The nearest place of the words that a mark is around, within or behind, and whether both have them as often."""
     edges = _boundaries(source)
-    start, end = max(i for i in edges if i <= mark[0]), min(i for i in edges if i >= mark[1])
+    start = edges[bisect_right(edges, mark[0]) - 1]
+    end = edges[bisect_left(edges, mark[1])]
     if start == end:  # behind a word, such as a note
-        start = max(i for i in edges if i < end)
+        start = edges[bisect_left(edges, end) - 1]
     here, there = (_finds(each, source[start:end]) for each in (source, text))
     if not there:
         return None, False
@@ -90,12 +92,12 @@ def _same_words(source: str, text: str, mark: Span) -> tuple[Span | None, bool]:
 
 
 def _finds(text: str, words: str) -> list[int]:
-    edges = dict.fromkeys(_boundaries(text))
-    ends = (at + len(words) for at in edges)
-    spans = [span for span in zip(edges, ends, strict=True) if span[1] in edges]
-    return [at for at, end in spans if text[at:end].lower() == words.lower()]
+    edges = {*_boundaries(text)}
+    found = regex.finditer(regex.escape(words), text, regex.IGNORECASE, overlapped=True)
+    return [match.start() for match in found if edges.issuperset(match.span())]
 
 
+@lru_cache(maxsize=2)  # of a source and its text, for each of their marks
 def _boundaries(text: str) -> list[int]:
     """The places where words and marks of punctuation begin or end."""
     return [match.start() for match in _BOUNDARY.finditer(text)]

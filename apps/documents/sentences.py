@@ -14,6 +14,9 @@ Fits = Callable[[str], bool]
 
 _CLAUSE = regex.compile(r"[,;:–—]\s+|[،、，；：]\s*")  # noqa: RUF001
 _SPACE = regex.compile(r"\s+")
+# Between the cells of a table: a gap, or a line
+_CELL = regex.compile(r"(?<=[^\s\p{STerm}:,;])(?: {3,}| *\t\s*)(?=\S)|(?P<line>(?<!\S)\|(?!\S)\s*)")
+_WORD = regex.compile(r"\w")
 _BEFORE = 100  # characters in which an abbreviation and what stands before it are
 _NARROWEST = 40  # columns; below that, lines are a list or verses
 
@@ -61,8 +64,13 @@ def runs_on(before: str, after: str) -> bool:
 
 
 def paragraphs(lines: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Lines by paragraph: an item of a list; an evenly wrapped block; or a sentence's first line and those, in lower case, not
-    more indented."""
+    """Lines by paragraph: one of a table; an item of a list; an evenly wrapped block; or a sentence's first line and those, in
+    lower case, not more indented."""
+    parts = [*_parts(lines)]
+    if len(parts) > 1:
+        for part, is_row in parts:
+            yield from [part] if is_row else paragraphs(part)
+        return
     begins = items(lines)
     if len(begins) > 1:
         for first, after in pairwise([*begins, len(lines)]):
@@ -77,6 +85,28 @@ def paragraphs(lines: Sequence[str]) -> Iterator[Sequence[str]]:
             yield lines[first:i]
             first = i
     yield lines[first:]
+
+
+def _parts(lines: Sequence[str]) -> Iterator[tuple[Sequence[str], bool]]:
+    """The lines of a table, each with the ones that go on in its last column; lines of signs; and those between. With each
+    part, whether it is a table's."""
+    cells = [{cell.end() for cell in _CELL.finditer(line.rstrip())} for line in lines]
+    indents = [{len(line) - len(line.lstrip())} for line in lines]
+    first = 0
+    column: int | None = None  # in which lines go on with a table's
+    for i, line in enumerate(lines):
+        near = set().union(
+            *cells[max(i - 1, 0) : i], *cells[i + 1 : i + 2], *indents[i + 1 : i + 2]
+        )
+        is_row = "\t" in line.strip() or not cells[i].isdisjoint(near)
+        is_apart = is_row or not _WORD.search(line)
+        if i > first and (is_apart or column not in (None, *indents[i])):
+            yield lines[first:i], bool(column)
+            first = i
+            column = None
+        if is_apart:
+            column = max(cells[i], default=0)
+    yield lines[first:], bool(column)
 
 
 def items(lines: Sequence[str]) -> list[int]:
@@ -111,12 +141,33 @@ def sentences(
     language = language.partition("-")[0]
     for has_text, lines in groupby(text.splitlines(keepends=True), lambda line: bool(line.strip())):
         for paragraph in map("".join, paragraphs([*lines]) if has_text else lines):
-            if whole and fits(paragraph):
-                yield paragraph
-                continue
-            ends = [0, *_ends(paragraph, language, pattern), len(paragraph)]
-            for start, end in pairwise(ends):
-                yield from _clauses(paragraph[start:end], fits)
+            cells = sorted({0, *_cells(paragraph, pattern), len(paragraph)})
+            for cell in (paragraph[start:end] for start, end in pairwise(cells)):
+                if whole and fits(cell):
+                    yield cell
+                    continue
+                ends = [0, *_ends(cell, language, pattern), len(cell)]
+                for start, end in pairwise(ends):
+                    yield from _clauses(cell[start:end], fits)
+
+
+def _cells(text: str, pattern: regex.Pattern) -> Iterator[int]:
+    """Where a table's next cells begin, and the lines between them. pattern: what is not cut apart"""
+    held = pattern.sub(lambda match: regex.sub(r"[^\t]", "x", match[0]), text)
+    for cell in _CELL.finditer(held):
+        if cell["line"]:
+            yield cell.start()
+        yield cell.end()
+
+
+def gap(cell: str, text: str, behind: str) -> str:
+    """The space behind a text in place of a table's cell, before what stands behind it: that stays in its column, if there is
+    room. "" behind other texts"""
+    words = cell.rstrip()
+    space = cell[len(words) :]
+    if not (space and _CELL.match(cell + behind, len(words) + ("|" in behind[:1]) * len(space))):
+        return ""
+    return space if "\t" in space else " " * max(1, columns(cell.lstrip()) - columns(text))
 
 
 def _ends(text: str, language: str, pattern: regex.Pattern) -> Iterator[int]:

@@ -75,8 +75,9 @@ def _parts(pattern: re.Pattern, text: str) -> Iterator[Event]:
         start, stop = tag.span()
         yield Event("text", at, start, text[at:start])
         at = stop
-        if tag["ruby"]:
-            yield Event("text", start, stop, _READING.sub("", tag["ruby"]))
+        shown = _READING.sub("", tag["ruby"] or "") or (tag["space"] and "\u00a0")
+        if shown:
+            yield Event("text", start, stop, shown)
             continue
         name = tag["name"] or tag["style"] or ""
         yield Event(_kind(tag), start, stop, name=name, mark="look", raw=tag[0])

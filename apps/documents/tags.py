@@ -121,4 +121,7 @@ def events_of(
             yield token._replace(mark=marks.get(token.name, "element"), raw=part)
         elif shown in ("", opened):
             yield token._replace(words=words_of(part))
-        opened = token.name
+        if token.kind == "open":
+            opened = token.name
+        elif token.kind == "close":
+            opened = ""

@@ -18,7 +18,7 @@ from apps.documents.document import Document, Passage, Target, Targets, spread
 from apps.documents.language import LanguageChange
 from apps.documents.marks import Align, Sentence, targets_of
 from apps.documents.prose import FORMS, STAND_IN, changed, covered, edges, masked, translatable
-from apps.documents.sentences import between, is_unspaced, sentences
+from apps.documents.sentences import between, gap, is_unspaced, sentences
 from decoder import BATCH_SIZE, Options, Response, SpeculativeDecoder
 from speculative.common.errors import InputError
 from speculative.common.reporting import reporter
@@ -315,7 +315,7 @@ class Translator:
                 space = _space(piece, text, pieces[i + 1], texts[i + 1])
             inner = cuts[bisect_right(cuts, start) : bisect_left(cuts, stop)]
             lines = [passage.text[a:b] for a, b in pairwise([start, *inner, stop])]
-            yield _in_lines(text, lines) + space
+            yield _in_lines(text, lines, bool(breaks)) + space
             start = end
 
     def _problems(self, source: str, text: str) -> Iterator[str]:
@@ -407,17 +407,19 @@ def _flat(piece: str) -> str:
 
 def _space(piece: str, text: str, next_piece: str, next_text: str) -> str:
     """The space between two sentences' texts on one line."""
-    if not between(text, next_text):
-        return ""
+    after_cell = gap(piece, text, next_piece)
+    if after_cell or not between(text, next_text):
+        return after_cell
     space = piece[len(piece.rstrip()) :].replace("\u3000", " ")
     had_none = is_unspaced(piece[-1:]) or is_unspaced(next_piece)
     return space or (" " if had_none else "")
 
 
-def _in_lines(text: str, lines: Sequence[str]) -> str:
-    """A sentence's text in as many lines as its source, with their indents."""
+def _in_lines(text: str, lines: Sequence[str], with_empty: bool) -> str:
+    """A sentence's text in as many lines as its source, with their indents. with_empty: also lines without a word"""
     parts = [text]
     if len(lines) > 1:
         parts = spread(text, [len(line.strip()) for line in lines])
     indents = [line[: len(line) - len(line.lstrip())] for line in lines]
-    return "\n".join(map("".join, zip(indents, parts, strict=True)))
+    filled = (each for each in zip(indents, parts, strict=True) if each[1] or with_empty)
+    return "\n".join(map("".join, filled))

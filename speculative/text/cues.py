@@ -11,7 +11,9 @@ Report = Callable[[int, str], object]
 
 UNREADABLE = "no cue's times; the cue stays as it is"
 NEWLINE = re.compile(r"\r{0,9}\n|\r")  # CR CR LF comes from writing CR LF in text mode
-_TAG = r"<(?P<close>/?)(?P<name>[A-Za-z]*+)[^<>]*>|\{\\(?P<style>[bisu])(?P<on>[01])\}"
+_TAG = (
+    r"<(?P<close>/?)(?P<name>[A-Za-z]*+)[^<>]*>|\{\\(?P<style>[bisu])(?P<on>[01])\}|(?P<space>\\h)"
+)
 TAG = re.compile(rf"{_TAG}|\{{\\[^{{}}]*\}}")
 ASS_TAG = re.compile(rf"{_TAG}|\{{[^{{}}]*\}}")  # and comments
 # A fraction such as .25 is a quarter

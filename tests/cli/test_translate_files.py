@@ -134,6 +134,14 @@ def test_a_folders_translations_are_not_its_sources(run, tmp_path):
         result = run("book", "--from", "en", "--to", language, "-o", f"book/{language}", "--force")
     assert "book/de/a.txt is left out: a translation of book/a.txt" in result.stderr
     assert not [*book.glob("*/*/*")] and len(files(book / "fr")) == len(files(book / "de")) == 3
+    (tmp_path / "book/book").mkdir()  # where the folder's name would have led
+    (tmp_path / "book/book/a.txt").write_text(f"{HAUS}\n")
+    for output in ("new", "new/deep", "fr"):  # in folders of no language, names tell it
+        result = run("book", "--from", "en", "--to", "fr", "-o", f"book/{output}", "--force")
+        assert result.returncode == 0
+    names = ["a.fr.txt", "book", "film.fr.txt", "part.one.fr.txt"]
+    assert files(book / "new") == sorted([*names, "deep"]) and files(book / "new/deep") == names
+    assert files(book / "new/book") == ["a.fr.txt"] and files(book / "fr/book") == ["a.txt"]
 
 
 def test_a_name_that_no_file_can_have_costs_that_file_alone(run, tmp_path):

@@ -199,7 +199,7 @@ def test_a_line_of_one_space_does_not_end_a_webvtt_cue():
 ASS = """[Events]\r
 Format: Layer, Start, End, Style, Name, MarginL, MarginR, MarginV, Effect, Text\r
 Dialogue: 0,0:00:01.00,0:00:02.00,Default,,0,0,0,,{\\i1}an old king\\Nsees{\\i0}\r
-Dialogue: 0,0:00:02.00,0:00:03.00,Default,,0,0,0,,an old, old door.\r
+Dialogue: 0,0:00:02.00,0:00:03.00,Default,,0,0,0,,an old,\\N\\Nold\\hdoor.\r
 Comment: 0,0:00:02.00,0:00:03.00,Default,,0,0,0,,it stays\r
 Dialogue: 0,0:00:02.00,0:00:03.00,Sign,,0,0,0,,{\\p1}m 0 0 l 1 1{\\p0}\r
 """
@@ -208,13 +208,13 @@ Dialogue: 0,0:00:02.00,0:00:03.00,Sign,,0,0,0,,{\\p1}m 0 0 l 1 1{\\p0}\r
 def test_an_ass_keeps_all_but_its_dialogue():
     document = FORMATS[".ass"](ASS.encode())
     (passage,) = document.passages
-    assert passage.text == "an old king sees an old, old door."
-    assert (
-        document.write([passage.text.replace("old", "new")]).data
-        == ASS.replace("old", "new").encode()
-    )
-    both = FORMATS[".ass"](ASS.encode(), bilingual=True).write(["EIN\nZWEI\nDREI"]).data.decode()
-    assert "sees\\NEIN\\NZWEI{" in both and "old door.\\NDREI\r" in both
+    assert passage.text == "an old king sees an old, old\u00a0door."
+    new = document.write([passage.text.replace("old", "new")]).data.decode()
+    assert new.replace("\u00a0", "\\h") == ASS.replace("old", "new")
+    few = document.write(["EIN ZWEI"]).data.decode()
+    assert "}EIN\\NZWEI{" in few and ",,ZWEI\r" in few  # no empty lines
+    both = FORMATS[".ass"](ASS.encode(), bilingual=True).write(["EIN\nZWEI\nDREI\nVIER"]).data
+    assert rb"sees\NEIN\NZWEI{" in both and b"old\\hdoor.\\NDREI\\NVIER\r" in both
 
 
 def test_both_languages_in_one_file():
@@ -335,6 +335,7 @@ def test_what_cannot_be_read_is_one_line(ending, data, message):
         ([2, 6], "国王「Arthur」在", ["国王", "「Arthur」在"]),
         ([2, 2], "国 王在等着他", ["国 王在", "等着他"]),  # a space does not make it a spaced text
         ([1, 1], "- Ja", ["- Ja", ""]),
+        ([1, 1], "{https://a.b/{x c}!", ["{https://a.b/{x c}!", ""]),  # a stand-in in another one
     ],
 )
 def test_a_text_is_spread_by_length(lengths, text, parts):

@@ -57,6 +57,14 @@ def test_time_is_linear(kind, source):
     assert time.process_time() - began < 2
 
 
+def test_the_marks_of_a_long_paragraph_do_not_take_quadratic_time():
+    """It took 1.5 s, and takes 0.1 s."""
+    document = FORMATS[".html"]("".join(f"<b>{i}th</b> {'king ' * 9}" for i in range(199)).encode())
+    began = time.process_time()
+    assert document.write([document.passages[0].text.upper()]).plain == []
+    assert time.process_time() - began < 0.8
+
+
 @pytest.mark.parametrize(
     "kind, source, repeated",
     [

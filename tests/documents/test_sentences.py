@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apps.documents.prose import STAND_IN, changed, masked, translatable
-from apps.documents.sentences import sentences
+from apps.documents.sentences import gap, sentences
 
 
 @given(st.text(st.sampled_from("ab. ,!`%{}\n。é\u2028"), max_size=80), st.integers(1, 9))
@@ -16,6 +16,24 @@ def test_sentences_joined_are_the_text(text, most):
             *sentences(text, "en", regex.compile("`[^`]*`"), lambda text: len(text) <= most, whole)
         ]
         assert "".join(pieces) == text and all(len(piece) <= most for piece in pieces)
+
+
+CELLS = """\
+The list of all the houses
+~==========================
+~NAME   ~WHAT IT IS     ~COST
+~door   ~a red door     ~$5 ~|
+~       of wood        ~|
+~Sold by the king.   ~And
+~the queen.\t~Now\t~[1]""".split("~")
+
+
+def test_cells_of_a_table_are_texts_of_their_own_and_stay_in_their_columns():
+    assert [*sentences("".join(CELLS), "en", STAND_IN, lambda _: True)] == CELLS
+    assert gap("  door   ", "Tür", "a") == "    " and gap("door   ", "das Fenster", "a") == " "
+    assert gap("a   ", "漢", "b") == "  " and gap("a\t\t", "Tür", "a") == "\t\t"
+    assert gap("It is.  ", "Ja.", "|") == "     " and gap("door ", "Tür", "|x|") == ""
+    assert gap("The end.   ", "x", "a") == gap("door  ", "x", "a") == gap("door", "x", "a") == ""
 
 
 def test_sentences_are_cut_where_a_reader_would():

@@ -126,6 +126,8 @@ def test_sentences_end_where_their_lines_do(stub):
     po = 'msgid "The king sees\\nthe house.\\n\\n- {}\\n"\nmsgstr ""\n'
     data, _ = stub(lambda text: text.upper(), po.format("an x"), ".po")
     assert '"THE KING SEES\\n"\n"THE HOUSE.\\n"\n"\\n"\n"- AN X\\n"' in data
+    data, _ = stub(lambda text: "JA", po.format("an x"), ".po")  # no empty lines
+    assert '"JA\\n"\n"\\n"\n"JA\\n"' in data
 
 
 @pytest.mark.parametrize("ending", [".md", ".txt"])
