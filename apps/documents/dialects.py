@@ -82,6 +82,7 @@ def shown(source: str) -> str:
 
 
 def parser():
+    """A parser of CommonMark and of these dialects."""
     from markdown_it import MarkdownIt
     from mdit_py_plugins.admon import admon_plugin
     from mdit_py_plugins.container import container_plugin
