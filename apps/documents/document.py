@@ -24,7 +24,7 @@ Texts = Sequence[str | None]
 HIDDEN = re.compile(r"([\U000f0000-\U0010fffd])\1*")  # see `in_text`
 _GLUE = "\0"  # for the space in stand-ins, which are not cut
 # Around the words of a line, with Markdown's hard breaks, indents and quotes, and the tags and \N of subtitles
-_TAGS = r"((?:</\w+>|\{\\[^{}]*\})*)"
+_TAGS = r"((?:</?\w[^<>]*>|\{\\[^{}]*\})*)"
 _LINE_BEGIN = re.compile(rf"(?:\\?(?:{NEWLINE.pattern})[ \t>]*|\\[Nn][ \t]*)+{_TAGS}\Z")
 _LINE_END = re.compile(rf"[ \t]*{_TAGS}(?:\\?(?:[\r\n]|\Z)|\\[Nn])")
 

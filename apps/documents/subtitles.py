@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise, product
 
 import regex
 
@@ -22,6 +22,7 @@ from apps.documents.language import in_head
 from apps.documents.line_marks import LABEL, SPEAKER_MARKS, without
 from apps.documents.markup import Markup, in_markup
 from apps.documents.sentences import BEGINS_LOWER
+from apps.documents.tags import ends_of
 from speculative.common.errors import InputError
 from speculative.text.cues import ASS_TAG, TAG, UNREADABLE, Cue, Report, cues, seconds
 from speculative.text.scripts import SENTENCE_ENDED
@@ -32,10 +33,11 @@ _SPEAKER = regex.compile(rf"[-–—♪♫#]|>>|{LABEL.pattern}")  # begins a li
 _SOUND = re.compile(r"[\[(（【].*[\])）】]")  # [DOOR OPENS]  # noqa: RUF001
 _RUBY = r"<ruby>(?P<ruby>(?:(?!</?ruby\b).)*)</ruby>"
 _READING = re.compile(r"<rt>.*?(?:</rt>|$)|<[^<>]*>")
+_VOICE = re.compile(r"<v\b[^<>]*>")
 _COMMA = re.compile(r"""[,،、，､﹐፣՝]["'”’»]*$""")  # noqa: RUF001
+_PRIVATE = 0xF0000  # the first of Unicode's characters for private use
 _SOON = 2.0  # seconds between two cues of a sentence
 _MAX_CUES = 6  # that a sentence may run over
-_PRIVATE = 0xF0000  # the first of Unicode's characters for private use
 
 
 def _parse(
@@ -52,11 +54,12 @@ def _parse(
     found = [*read(source, lambda line, reason: notes.append(f"line {line}: {reason}"))]
     if not found:
         raise InputError(notes[0] if notes else "no cues with times")
-    bare = (
-        replace(cue, lines=[span for line in cue.lines for span in _bare(source, line, tag)])
-        for cue in found
-    )
-    shown = [cue for cue in bare if cue.lines]
+    shown = list[Cue]()
+    for cue in found:
+        lines = [span for line in cue.lines for span in _bare(source, line, tag)]
+        voices = _VOICE.findall(source, cue.lines[0][0], cue.lines[-1][1])
+        if lines:
+            shown.append(replace(cue, lines=lines, voice=(*cue.voice, *voices)))
     passages = _passages(source, shown, 1 if cue_by_cue else _MAX_CUES)
     paragraphs = [
         replace(paragraph, spans=each.spans, cues=each.cues)
@@ -115,16 +118,14 @@ def _fit(pattern: re.Pattern, passage: Passage, text: str) -> list[str]:
 
 
 def _without_empty_cues(lines: Sequence[str], cues: Sequence[int]) -> list[str]:
-    """The lines, where a cue for which no word is left shows the last line before it."""
+    """The lines, the empty ones of each cue last. A cue for which no word is left shows the last line before it."""
     filled = list[str]()
-    with_words = {cue for line, cue in zip(lines, cues, strict=True) if line}
     last = lines[0]
-    for line, cue in zip(lines, cues, strict=True):
-        if cue not in with_words:
-            with_words.add(cue)
-            line = last
-        filled.append(line)
-        last = line or last
+    for _, cue in groupby(range(len(lines)), cues.__getitem__):
+        here = [lines[i] for i in cue]
+        words = [*filter(None, here)] or [last]
+        filled += [*words, *[""] * (len(here) - len(words))]
+        last = words[-1]
     return filled
 
 
@@ -197,18 +198,21 @@ def _units(source: str, lines: Iterable[Span]) -> Iterator[list[Span]]:
 
 
 def _bare(source: str, line: Span, tag: re.Pattern) -> list[Span]:
-    """The line without tags around it; nothing if nothing is left."""
-    start, stop = begin, end = line
-    for tags in re.compile(f"(?:{tag.pattern})+").finditer(source, start, stop):
-        if tags.start() == start:
-            begin = tags.end()
-        elif tags.end() == stop:
-            end = tags.start()
-    kinds = [*map(_kind, tag.finditer(source, begin, end))]
-    bare = [span for span in lines_of(source, begin, end) if span[0] < span[1]]
-    if bare and kinds.count("open") != kinds.count("close"):
-        return [*lines_of(source, start, stop)]
-    return bare
+    """The line without tags around it, unless their partners are in it; nothing if nothing is left."""
+    tags = [match.span() for match in tag.finditer(source, *line)]
+    begins, ends = ([edge] for edge in line)
+    for start, stop in tags:
+        if start == begins[0]:
+            begins.insert(0, stop)
+    for start, stop in reversed(tags):
+        if stop == ends[0]:
+            ends.insert(0, start)
+    for begin, end in product(begins, ends):
+        parts = [*_parts(tag, source[begin:end])]
+        if 2 * len(ends_of(parts)) == sum(part.kind in ("open", "close") for part in parts):
+            line = begin, max(begin, end)
+            break
+    return [span for span in lines_of(source, *line) if span[0] < span[1]]
 
 
 parse = partial(_parse, cues, TAG, "\n")  # SubRip or WebVTT
