@@ -22,6 +22,7 @@ AllTargets = Sequence[Targets] | None  # of all passages
 Texts = Sequence[str | None]
 
 HIDDEN = re.compile(r"([\U000f0000-\U0010fffd])\1*")  # see `in_text`
+_WHITE = "".join(filter(str.isspace, map(chr, range(0x3001)))) + "\ufeff"
 _GLUE = "\0"  # for the space in stand-ins, which are not cut
 # Around the words of a line, with Markdown's hard breaks, indents and quotes, and the tags and \N of subtitles
 _TAGS = r"((?:</?\w[^<>]*>|\{\\[^{}]*\})*)"
@@ -203,7 +204,7 @@ def newline_of(source: str) -> str:
 def lines_of(source: str, start: int = 0, end: int | None = None) -> Iterator[Span]:
     """The lines, some of them empty, without the white space and byte-order mark around them."""
     for begin, stop in line_spans(source, start, end):
-        line = source[begin:stop].strip("\ufeff \t\v\f")
+        line = source[begin:stop].strip(_WHITE)
         begin = source.index(line, begin)
         yield begin, begin + len(line)
 
