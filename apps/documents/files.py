@@ -123,14 +123,10 @@ def with_outputs(
     one's translation has or, in a language's folder, its own: it is left out and named. output, languages: as for `output_of`"""
     source, target = languages
     tags = {target or "", *(Path(file.name).stem.rpartition(".")[2] for file in files)}
-    same = dict[Path, str]()  # sources, by the name of a translation
-    named = dict[Path, str]()  # by that with a language
-    for file in files:
-        for tag in tags:
-            if file.given and _is_target(tag, source):
-                new = output_of(file.name, None, (source, tag)) or Path()
-                named[new] = file.name
-                same[Path(file.name).with_suffix(new.suffix)] = file.name
+    targets = [tag for tag in tags if _is_target(tag, source)]
+    names = [file.name for file in files if file.given]
+    same = {Path(name): name for name in names}
+    named = {output_of(name, None, (source, tag)): name for name in names for tag in targets}
 
     def origins(file: File) -> Iterator[str | None]:
         folders = ["", *Path(file.name).relative_to(file.given or file.name).parts]
@@ -138,7 +134,7 @@ def with_outputs(
             place = Path(file.given or "", *folders[i:])
             yield named.get(place)
             if _is_language_folder(folder, source):
-                yield same.get(place)
+                yield same.get(place) or same.get(place.with_suffix(".pot"))
 
     sources = list[File]()
     for file in files:

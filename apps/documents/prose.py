@@ -162,11 +162,8 @@ def masked(text: str, form: str = FORMS[0]) -> tuple[str, Callable[[str], str | 
 
 def _is_torn(source: re.Match[str], new: re.Match[str]) -> bool:
     """Whether a mark touched a word in the source and does not any more."""
-    sides = zip(_beside(source), _beside(new), strict=True)
-    return any(_TOUCHED.match(was) and not now.strip() for was, now in sides)
-
-
-def _beside(match: re.Match[str]) -> tuple[str, str]:
-    """The characters before and behind a match."""
-    start, end = match.span()
-    return match.string[start - 1 : start], match.string[end : end + 1]
+    sides = (
+        (each.string[each.start() - 1 : each.start()], each.string[each.end() : each.end() + 1])
+        for each in (source, new)
+    )
+    return any(_TOUCHED.match(was) and not now.strip() for was, now in zip(*sides, strict=True))

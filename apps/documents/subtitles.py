@@ -33,7 +33,6 @@ _SPEAKER = regex.compile(rf"[-–—♪♫#]|>>|{LABEL.pattern}")  # begins a li
 _SOUND = re.compile(r"[\[(（【].*[\])）】]")  # [DOOR OPENS]  # noqa: RUF001
 _RUBY = r"<ruby>(?P<ruby>(?:(?!</?ruby\b).)*)</ruby>"
 _READING = re.compile(r"<rt>.*?(?:</rt>|$)|<[^<>]*>")
-_VOICE = re.compile(r"<v\b[^<>]*>")
 _COMMA = re.compile(r"""[,،、，､﹐፣՝]["'”’»]*$""")  # noqa: RUF001
 _PRIVATE = 0xF0000  # the first of Unicode's characters for private use
 _SOON = 2.0  # seconds between two cues of a sentence
@@ -54,12 +53,11 @@ def _parse(
     found = [*read(source, lambda line, reason: notes.append(f"line {line}: {reason}"))]
     if not found:
         raise InputError(notes[0] if notes else "no cues with times")
-    shown = list[Cue]()
-    for cue in found:
-        lines = [span for line in cue.lines for span in _bare(source, line, tag)]
-        voices = _VOICE.findall(source, cue.lines[0][0], cue.lines[-1][1])
-        if lines:
-            shown.append(replace(cue, lines=lines, voice=(*cue.voice, *voices)))
+    bare = (
+        replace(cue, lines=[span for line in cue.lines for span in _bare(source, line, tag)])
+        for cue in found
+    )
+    shown = [cue for cue in bare if cue.lines]
     passages = _passages(source, shown, 1 if cue_by_cue else _MAX_CUES)
     paragraphs = [
         replace(paragraph, spans=each.spans, cues=each.cues)
@@ -97,10 +95,10 @@ def _fit(pattern: re.Pattern, passage: Passage, text: str) -> list[str]:
     """The text spread over the lines. A tag around words in two cues is closed and opened again."""
     # While it is spread, each tag is a character of the word that it stands at.
     tags = [tag[0] for tag in pattern.finditer(text)]
-    names = range(_PRIVATE, _PRIVATE + len(tags))
+    names = dict(enumerate(tags, _PRIVATE))
     shown = map(chr, names)
     lines = by_length(passage, pattern.sub(lambda _: next(shown), text))
-    lines = [line.translate(dict(zip(names, tags, strict=True))) for line in lines]
+    lines = [line.translate(names) for line in lines]
     opened = list[re.Match]()
     for i, (cue, following) in enumerate(pairwise(passage.cues)):
         for tag in pattern.finditer(lines[i]):

@@ -14,7 +14,7 @@ import regex
 from tokenizers import Tokenizer
 
 from apps.documents.alignment import Aligner
-from apps.documents.document import Document, Passage, Target, Targets, spread
+from apps.documents.document import Document, Passage, Targets, spread
 from apps.documents.language import LanguageChange
 from apps.documents.marks import Align, Sentence, targets_of
 from apps.documents.prose import FORMS, STAND_IN, changed, covered, edges, masked, translatable
@@ -205,9 +205,7 @@ class Translator:
         lines = list[Line]()
         for passage, of_passage, missing in zip(document.passages, pairs, lost, strict=True):
             text = "".join(new for _, new in of_passage)
-            goes = list[Target]()
-            if passage.formatting:
-                goes = targets_of(of_passage, passage.formatting, aligned)
+            goes = targets_of(of_passage, passage.formatting, aligned)
             flat = _flat(passage.text), _flat(text)
             problems = [*self._problems(*flat)]
             if missing:
@@ -298,9 +296,8 @@ class Translator:
 
     def _translated(self, passage: Passage, pieces: Sequence[str]) -> Iterator[str]:
         """The texts of the pieces of a passage, in lines as these."""
-        texts = list[str]()
-        for before, source, after in map(edges, map(_flat, pieces)):
-            texts.append(f"{before}{self.texts.get(source, source)}{after}")
+        edged = map(edges, map(_flat, pieces))
+        texts = [f"{before}{self.texts.get(words, words)}{after}" for before, words, after in edged]
         breaks = {*passage.breaks}
         feeds = (match.end() for match in re.finditer("\n", passage.text))
         cuts = sorted({*breaks, *feeds})

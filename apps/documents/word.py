@@ -294,6 +294,6 @@ def _untranslated(files: Mapping[str, bytes]) -> list[str]:
     charts = sum(_CHART.fullmatch(name) is not None for name in files)
     embedded = sum(len(_ALT_CHUNK.findall(data)) for data in files.values())
     bound = sum(len(_BOUND.findall(data)) for data in files.values())
-    counts = {"charts and diagrams": charts, "embedded documents": embedded}
-    counts["data that controls are bound to, whose text Word shows instead"] = bound
+    data = "data that controls are bound to, whose text Word shows instead"
+    counts = {"charts and diagrams": charts, "embedded documents": embedded, data: bound}
     return [f"not translated: {kind} ({count})" for kind, count in counts.items() if count]

@@ -185,7 +185,7 @@ PAGES = [
     ("<b>A door</b><i>A house</i> <i>is</i><b>n't</b>", ["A door", "A house isn't"], None, "<b>A DOOR</b><i>A HOUSE</i> <i>IS</i><b>N'T</b>"),
     ("see <i>red</i><i>doors</i> now", ["see red doors now"], None, "SEE <i>RED</i><i>DOORS</i> NOW"),
     ("<p>The king<sup>1</sup> sees", ["The king sees"], "Er sieht", "<p>Er<sup>1</sup> sieht"),
-    ("<p><i>My <code>x</code> is.<sup>1</sup></i> He", ["My {1} is. He"], "So {1} ja. Er", "<p><i>So <code>x</code> ja.<sup>1</sup></i> Er"),
+    ("<p><i>My <code>x</code> is.<sup>1</sup></i> He", ["My {1} is. He"], "So {1} ja. Er", "<p>So <i><code>x</code> ja.<sup>1</sup></i> Er"),
     ("<b>1</b> In it. <b>2</b> And <b>3</b> doors, H<sub>2</sub>O", ["In it. And 3 doors, H2O"], None, "<b>1</b> IN IT. <b>2</b> AND <b>3</b> DOORS, H<sub>2</sub>O"),
     ("<p class=x-pageno>[xii]</p><nav epub:type=page-list>ix</nav><a>a \u21a9\ufe0e</a><a>\u21a9\ufe0e</a>", ["a \u21a9\ufe0e"], None, "<p class=x-pageno>[xii]</p><nav epub:type=page-list>ix</nav><a>A \u21a9\ufe0e</a><a>\u21a9\ufe0e</a>"),
     ("<meta name=description content=it><input type=submit value=go><input value=no>a", ["a", "it", "go"], None, '<meta name=description content="IT"><input type=submit value="GO"><input value=no>A'),
