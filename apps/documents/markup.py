@@ -75,14 +75,14 @@ def _fit(
         markup = replace(markup, escape=partial(_escaped, markup.escape, kept_words))
     if targets is None:
         targets = targets_of([(paragraph.text, text)], paragraph.formatting, {})
-    kept, new_kept = ([*kept_words.finditer(each)] for each in (paragraph.text, text))
-    marks = zip(paragraph.marks, targets, strict=True)
-    targets = [_with_stand_in(mark.span, target, kept, new_kept) for mark, target in marks]
+    kept_spans = [match.span() for match in kept_words.finditer(text)]
+    shown = zip(map(paragraph.shown, paragraph.marks), targets, strict=True)
+    targets = [_around(words, target, kept_spans, text) for words, target in shown]
     if markup.below and not paragraph.is_single:
         return _with_source(markup, source, paragraph, text, targets, change)
     raw = paragraph.raw or "".join(source[start:stop] for start, stop in paragraph.spans)
-    pieces = {} if markup.lines else _kept(source, paragraph)
-    before = outline_of(with_kept(markup.events, raw, pieces))
+    kept = {} if markup.lines else _kept(source, paragraph)
+    before = outline_of(with_kept(markup.events, raw, kept))
     spans = placed(paragraph, text, targets)
     lost = [*lost_marks(paragraph, spans, targets)]
     words = " ".join([*paragraph.without_stand_ins(text, " ").split(), ""])
@@ -94,7 +94,7 @@ def _fit(
     for new, spans, written in ways:
         writer = Writer(paragraph, new, spans, written)
         parts = writer.parts()
-        after = outline_of(with_kept(markup.events, "".join(parts), pieces))
+        after = outline_of(with_kept(markup.events, "".join(parts), kept))
         shown = outline_of(markup.events(written(writer.words()))).shown
         fault = fault_of(before, after, shown, writer.own_words())
         if not fault:
@@ -115,20 +115,12 @@ def _escaped(escape: Callable[[str], str], kept: re.Pattern[str], text: str) -> 
     return "".join(pieces)
 
 
-def _with_stand_in(
-    mark: Span, target: Target, kept: Sequence[re.Match], new_kept: Sequence[re.Match]
-) -> Target:
-    """The target of a mark: in the stand-in that it is in in the source, such as a role around its code, or in none."""
-    begin, end = mark
-    for match in kept:
-        start, stop = match.span()
-        if start <= begin < end <= stop:
-            number = [each.start() for each in kept if each[0] == match[0]].index(start)
-            same = [each.start() for each in new_kept if each[0] == match[0]][number:]
-            if same:
-                return (same[0] + begin - start, same[0] + end - start), True
+def _around(words: str, target: Target, kept_spans: Sequence[Span], text: str) -> Target:
+    """The target in a text, whose edges are not within stand-ins unless the mark's own words are there."""
     (begin, end), sure = target
-    for start, stop in map(re.Match.span, new_kept):
+    if sure and words and text[begin:end] == words:  # such as a role's code
+        return target
+    for start, stop in kept_spans:
         if start < end < stop:
             end = stop
         if start < begin < stop:

@@ -133,8 +133,7 @@ def changed(source: str, text: str) -> list[str]:
         others = filter(lambda each: each.strip(_HOLE), stand_ins(known.sub(_HOLE, text)))
         return Counter([*known.findall(text), *others])
 
-    wanted = found(source)
-    present = found(text)
+    wanted, present = map(found, (source, text))
     return [*((wanted - present) + (present - wanted))]
 
 

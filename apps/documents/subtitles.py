@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby, pairwise, product
+from itertools import groupby, islice, pairwise, product
 
 import regex
 
@@ -34,9 +34,10 @@ _SOUND = re.compile(r"[\[(（【].*[\])）】]")  # [DOOR OPENS]  # noqa: RUF001
 _RUBY = r"<ruby>(?P<ruby>(?:(?!</?ruby\b).)*)</ruby>"
 _READING = re.compile(r"<rt>.*?(?:</rt>|$)|<[^<>]*>")
 _COMMA = re.compile(r"""[,،、，､﹐፣՝]["'”’»]*$""")  # noqa: RUF001
-_PRIVATE = 0xF0000  # the first of Unicode's characters for private use
 _SOON = 2.0  # seconds between two cues of a sentence
+_TRIED = 20  # ways to take tags from around a line
 _MAX_CUES = 6  # that a sentence may run over
+_PRIVATE = 0xF0000  # the first of Unicode's characters for private use
 
 
 def _parse(
@@ -81,14 +82,9 @@ def _parts(pattern: re.Pattern, text: str) -> Iterator[Event]:
             yield Event("text", start, stop, shown)
             continue
         name = tag["name"] or tag["style"] or ""
-        yield Event(_kind(tag), start, stop, name=name, mark="look", raw=tag[0])
+        kind = "close" if tag["close"] or tag["on"] == "0" else "open"
+        yield Event(kind if name else "kept", start, stop, name=name, mark="look", raw=tag[0])
     yield Event("text", at, len(text), text[at:])
-
-
-def _kind(tag: re.Match) -> str:
-    if not (tag["name"] or tag["style"]):
-        return "kept"
-    return "close" if tag["close"] or tag["on"] == "0" else "open"
 
 
 def _fit(pattern: re.Pattern, passage: Passage, text: str) -> list[str]:
@@ -99,18 +95,18 @@ def _fit(pattern: re.Pattern, passage: Passage, text: str) -> list[str]:
     shown = map(chr, names)
     lines = by_length(passage, pattern.sub(lambda _: next(shown), text))
     lines = [line.translate(names) for line in lines]
-    opened = list[re.Match]()
+    opened = list[Event]()
     for i, (cue, following) in enumerate(pairwise(passage.cues)):
-        for tag in pattern.finditer(lines[i]):
-            if _kind(tag) == "open":
+        for tag in _parts(pattern, lines[i]):
+            if tag.kind == "open":
                 opened.append(tag)
-            elif opened and _closing(opened[-1]) == tag[0]:
+            elif opened and _closing(opened[-1]) == tag.raw:
                 opened.pop()
         if cue != following:
             rest = "".join(lines[i + 1 :])
             crossing = [tag for tag in opened if _closing(tag) in rest]
             lines[i] += "".join(map(_closing, reversed(crossing)))
-            lines[i + 1] = "".join(tag[0] for tag in crossing) + lines[i + 1]
+            lines[i + 1] = "".join(tag.raw for tag in crossing) + lines[i + 1]
             opened = []
     return _without_empty_cues(lines, passage.cues)
 
@@ -127,8 +123,8 @@ def _without_empty_cues(lines: Sequence[str], cues: Sequence[int]) -> list[str]:
     return filled
 
 
-def _closing(tag: re.Match) -> str:
-    return f"</{tag['name']}>" if tag["name"] else f"{{\\{tag['style']}0}}"
+def _closing(tag: Event) -> str:
+    return f"</{tag.name}>" if tag.raw.startswith("<") else f"{{\\{tag.name}0}}"
 
 
 def _events(source: str, report: Report) -> Iterator[Cue]:
@@ -205,12 +201,11 @@ def _bare(source: str, line: Span, tag: re.Pattern) -> list[Span]:
     for start, stop in reversed(tags):
         if stop == ends[0]:
             ends.insert(0, start)
-    for begin, end in product(begins, ends):
+    for begin, end in islice(product(begins, ends), _TRIED):
         parts = [*_parts(tag, source[begin:end])]
         if 2 * len(ends_of(parts)) == sum(part.kind in ("open", "close") for part in parts):
-            line = begin, max(begin, end)
-            break
-    return [span for span in lines_of(source, *line) if span[0] < span[1]]
+            return [span for span in lines_of(source, begin, max(begin, end)) if span[0] < span[1]]
+    return [*lines_of(source, *line)]
 
 
 parse = partial(_parse, cues, TAG, "\n")  # SubRip or WebVTT

@@ -30,7 +30,6 @@ from speculative.text.memory import Memory, MemoryFile, Pair
 from speculative.text.scripts import UNSPACED_CHARACTERS
 from speculative.text.text_side import Prompt
 
-Languages = tuple[str | None, str | None]
 Pairs = Sequence[Sentence]  # of a passage
 Aligned = Mapping[Sentence, Align]
 
@@ -84,7 +83,7 @@ class Service:
 
     assumed_source: str | None = None  # the language if neither the options nor the model say it
     max_prompt_tokens: int | None = None  # of a sentence; None: as many as the model reads
-    aligners: dict[Languages, Aligner] = field(default_factory=dict)
+    aligners: dict[tuple[str | None, str | None], Aligner] = field(default_factory=dict)
 
 
 @dataclass
@@ -166,18 +165,17 @@ class Translator:
 
     def steps(self, document: Document) -> Task:
         """Translate a document, wherever its sentences are decoded; `finish` gets their rows."""
-        passages = document.passages
-        pieces = [*map(self._pieces, passages)]
+        pieces = [*map(self._pieces, document.passages)]
         yield from self._decode([*dict.fromkeys(chain.from_iterable(map(_sources, pieces)))])
         pairs = list[Pairs]()
         lost = list[list[str]]()  # stand-ins: their passages stay in the source's words
-        for passage, of_passage in zip(passages, pieces, strict=True):
+        for passage, of_passage in zip(document.passages, pieces, strict=True):
             texts = [*self._translated(passage, of_passage)]
             lost.append(changed(passage.text, "".join(texts)))
             if lost[-1]:
                 texts = of_passage
             pairs.append([*zip(of_passage, texts, strict=True)])
-        aligned = yield from self._align(passages, pairs)
+        aligned = yield from self._align(document.passages, pairs)
         return self._written(document, pairs, lost, aligned)
 
     def _decode(self, sentences: Sequence[str]) -> Iterator[Work]:
@@ -258,8 +256,7 @@ class Translator:
 
     def _row(self, text: str) -> Row:
         # With a reference: otherwise the memory would be searched for one.
-        prompt = self._framed(Prompt(text, "-"))
-        return self.decoder.maker.row(prompt, self.options)
+        return self.decoder.maker.row(self._framed(Prompt(text, "-")), self.options)
 
     def _rows(self, wanted: Sequence[str]) -> Iterator[Row]:
         """The rows of sentences without a text, the longest first, made as they are taken; documents share them."""

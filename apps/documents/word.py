@@ -248,10 +248,9 @@ class _PartReader:
     def _read_element(self, element: Element) -> Iterator[Event]:
         properties = [each for each in element.children if _PROPERTIES.fullmatch(each.name)]
         begin = max([element.inner, *(each.stop for each in properties)])
-        name = element.name
-        yield Event("open", element.start, begin, name=name, mark=self._mark(element))
+        yield Event("open", element.start, begin, name=element.name, mark=self._mark(element))
         yield from self._read_all(element.children)
-        yield Event("close", element.end, element.stop, name=name)
+        yield Event("close", element.end, element.stop, name=element.name)
 
     def _read_field(self, element: Element, place: Event) -> Iterator[Event]:
         """Read a field's begin, its code, where its result begins, or its end."""

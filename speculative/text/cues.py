@@ -14,7 +14,6 @@ NEWLINE = re.compile(r"\r{0,9}\n|\r")  # CR CR LF comes from writing CR LF in te
 _TAG = r"<(?P<close>/?)(?P<name>[A-Za-z]*+)[^<>]*>|\{\\(?P<style>[bisu])(?P<on>[01])\}"
 TAG = re.compile(rf"{_TAG}|\{{\\[^{{}}]*\}}|(?P<space>\\h)")
 ASS_TAG = re.compile(rf"{_TAG}|\{{[^{{}}]*\}}|(?P<space>\\h)")  # and comments
-_VOICE = re.compile(r"<v\b[^<>]*>")  # of WebVTT
 # A fraction such as .25 is a quarter
 _TIME = re.compile(r"(?:(\d{1,6}):)?(\d\d?):(\d\d[.,]\d{1,3})")
 
@@ -52,7 +51,7 @@ def cues(source: str, report: Report = lambda line, reason: None) -> Iterator[Cu
         else:  # an empty line may be within the cue
             is_numbered = following < len(lines) and lines[following - 1].isdecimal()
             text = spans[head + 1 : following - is_numbered]
-        voices = _VOICE.findall(source, spans[head][1], spans[following - 1][1])
+        voices = re.findall(r"<v\b[^<>]*>", source[spans[head][1] : spans[following - 1][1]])
         yield Cue(start, end, text, tuple(voices))
 
 

@@ -95,7 +95,7 @@ WORD = [
     (f"[Name]{TAB}[Ann]{BREAK}[Lee]", ["Name", "Ann", "Lee"], None, f"[NAME]{TAB}[ANN]{BREAK}[LEE]"),
     (f"[Ann]{BREAK}[sees.]", ["Ann sees."], None, f"[ANN]{BREAK}[SEES.]"),
     (f"[An e]{HYPHEN}[mail.]", ["An e-mail."], None, f"[AN E]{HYPHEN}[MAIL.]"),
-    (f"[See -]{HYPHEN}[no.]", ["See --no."], "- Ja, --no.", f"[- Ja, -]{HYPHEN}[no.]"),
+    (f"[See -]{HYPHEN}[no.]", ["See --no."], "Ja, --no.", f"[Ja, -]{HYPHEN}[no.]"),
     (f"{HYPHEN}{HYPERLINK.format('[A]')}", ["-A"], "B c - A", f"[B c ]{HYPHEN}[ ]{HYPERLINK.format('[A]')}"),
     (f"[a]{BOX.format('[b]')}[ c]", ["b", "a c"], None, f"[A]{BOX.format('[B]')}[ C]"),
     (RUBY.format("[かん]", "[漢]") + "[です。]", ["漢です。"], "So.", "[So.]"),
