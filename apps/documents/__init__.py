@@ -60,8 +60,7 @@ def read(path: Path, data: bytes, encoding: str | None = None, **options: Any) -
         parse = FORMATS[suffix]
         return decoded(partial(parse, **applied), data, encoding, _DECLARE.get(parse))
     except ImportError:
-        needed = f"{path.name} needs: pip install -r requirements-apps.txt"
-        raise InputError(needed) from None
+        raise InputError(f"{path.name} needs: pip install -r requirements-apps.txt") from None
     except InputError:
         raise
     except Exception as error:  # whatever a parser makes of a file that is none of its format

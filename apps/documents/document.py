@@ -22,9 +22,10 @@ AllTargets = Sequence[Targets] | None  # of all passages
 Texts = Sequence[str | None]
 
 HIDDEN = re.compile(r"([\U000f0000-\U0010fffd])\1*")  # see `in_text`
+_TEXT = re.compile(r"[^\s\ufeff](?:.*[^\s\ufeff])?", re.DOTALL)
 _GLUE = "\0"  # for the space in stand-ins, which are not cut
 # Around the words of a line, with Markdown's hard breaks, indents and quotes, and the tags and \N of subtitles
-_TAGS = r"((?:</\w+>|\{\\[^{}]*\})*)"
+_TAGS = r"((?:</?\w[^<>]*>|\{\\[^{}]*\})*)"
 _LINE_BEGIN = re.compile(rf"(?:\\?(?:{NEWLINE.pattern})[ \t>]*|\\[Nn][ \t]*)+{_TAGS}\Z")
 _LINE_END = re.compile(rf"[ \t]*{_TAGS}(?:\\?(?:[\r\n]|\Z)|\\[Nn])")
 
@@ -198,16 +199,14 @@ def edited(source: str, edits: Iterable[tuple[Span, str]]) -> str:
 
 
 def newline_of(source: str) -> str:
-    first = NEWLINE.search(source)
-    return first[0] if first else "\n"
+    return (NEWLINE.search(source) or "\n")[0]
 
 
 def lines_of(source: str, start: int = 0, end: int | None = None) -> Iterator[Span]:
     """The lines, some of them empty, without the white space and byte-order mark around them."""
     for begin, stop in line_spans(source, start, end):
-        line = source[begin:stop].strip("\ufeff \t\v\f")
-        begin = source.index(line, begin)
-        yield begin, begin + len(line)
+        text = _TEXT.search(source, begin, stop)
+        yield text.span() if text else (stop, stop)
 
 
 def passage(source: str, spans: Iterable[Span], broken: Collection[Span] = ()) -> Passage:

@@ -88,22 +88,18 @@ def output_of(
         raise InputError("into which language? Name it with --to, or the file with --output")
     path = Path(name)
     suffix = ".po" if path.suffix == ".pot" else path.suffix
-    folder = path.parent
-    is_apart = False
-    if output:
-        folder = output / path.relative_to(given or folder).parent
-        is_apart = followed(folder) != followed(path.parent)
-        if given and followed(Path(given)) in followed(output).parents:
-            is_apart = _is_language_folder(output.name, source)
+    root = Path(given or path.parent)
+    folder = (output or root) / path.relative_to(root).parent
+    is_apart = followed(folder) != followed(path.parent)
+    if given and output and followed(root) in followed(output).parents:
+        is_apart = _is_target(output.name, source, is_folder=True)
     return folder / f"{_in_language(path.stem, source, target, is_apart)}{suffix}"
 
 
-def _is_target(tag: str, source: str | None) -> bool:
-    return tag_of(tag) is not None and short(tag) != short(source or "")
-
-
-def _is_language_folder(name: str, source: str | None) -> bool:
-    return len(name) != 3 and _is_target(name, source)  # doc and src are languages' codes
+def _is_target(name: str, source: str | None, is_folder: bool = False) -> bool:
+    """Whether this is a language that one may translate into. Of folders, doc and src are languages' codes, too."""
+    is_code = not is_folder or len(name) != 3
+    return is_code and tag_of(name) is not None and short(name) != short(source or "")
 
 
 def _in_language(stem: str, source: str | None, target: str, is_apart: bool) -> str:
@@ -123,22 +119,17 @@ def with_outputs(
     one's translation has or, in a language's folder, its own: it is left out and named. output, languages: as for `output_of`"""
     source, target = languages
     tags = {target or "", *(Path(file.name).stem.rpartition(".")[2] for file in files)}
-    same = dict[Path, str]()  # sources, by the name of a translation
-    named = dict[Path, str]()  # by that with a language
-    for file in files:
-        for tag in tags:
-            if file.given and _is_target(tag, source):
-                new = output_of(file.name, None, (source, tag)) or Path()
-                named[new] = file.name
-                same[Path(file.name).with_suffix(new.suffix)] = file.name
+    tags = {tag for tag in tags if _is_target(tag, source)}
+    same = {Path(file.name): file.name for file in files if file.given}
+    named = {output_of(each, None, (source, tag)): each for each in same.values() for tag in tags}
 
     def origins(file: File) -> Iterator[str | None]:
         folders = ["", *Path(file.name).relative_to(file.given or file.name).parts]
         for i, folder in enumerate(folders[:-1], 1):
             place = Path(file.given or "", *folders[i:])
             yield named.get(place)
-            if _is_language_folder(folder, source):
-                yield same.get(place)
+            if _is_target(folder, source, is_folder=True):
+                yield same.get(place) or same.get(place.with_suffix(".pot"))
 
     sources = list[File]()
     for file in files:

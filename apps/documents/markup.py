@@ -83,8 +83,8 @@ def _fit(
     if markup.below and not paragraph.is_single:
         return _with_source(markup, source, paragraph, text, targets, change)
     raw = paragraph.raw or "".join(source[start:stop] for start, stop in paragraph.spans)
-    pieces = {} if markup.lines else _kept(source, paragraph)
-    before = outline_of(with_kept(markup.events, raw, pieces))
+    kept = {} if markup.lines else _kept(source, paragraph)
+    before = outline_of(with_kept(markup.events, raw, kept))
     spans = placed(paragraph, text, targets)
     lost = [*lost_marks(paragraph, spans, targets)]
     looks = [of for kind, of in lost if kind == "look"]
@@ -97,7 +97,7 @@ def _fit(
     for new, places, written, dropped in (first, plain):
         writer = Writer(paragraph, new, places, written)
         parts = writer.parts()
-        after = outline_of(with_kept(markup.events, "".join(parts), pieces))
+        after = outline_of(with_kept(markup.events, "".join(parts), kept))
         shown = outline_of(markup.events(written(writer.words()))).shown
         fault = fault_of(before, after, shown, writer.own_words(), dropped)
         if markup.lines and not fault:

@@ -129,8 +129,8 @@ def placed(paragraph: Paragraph, text: str, targets: Sequence[Target]) -> list[S
         inside = [j for j in numbers[i + 1 :] if marks[i].holds(marks[j])]
         inside = [i, *(j for j in inside if sure[j] or not sure[i])]
         sure[i] = any(sure[j] for j in inside)
-        filled = [spans[j] for j in inside if spans[j][0] < spans[j][1]]
-        if filled:
+        if any(spans[j][0] < spans[j][1] for j in inside):
+            filled = [spans[j] for j in inside if spans[j][0] < spans[j][1] or marks[j].is_anchor]
             spans[i] = min(begin for begin, _ in filled), max(end for _, end in filled)
     done = list[int]()
     for i in sorted(numbers, key=lambda i: (marks[i].is_anchor, not sure[i], i)):

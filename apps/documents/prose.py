@@ -29,16 +29,18 @@ _SIGNS = "|".join(
         rf"(?<!\w)@{_LETTER}|(?<!\w)\*\.\p{{Ll}}|\w@\w\w|[#^]{_LETTER}|{_LETTER}(?:\^|=(?!=))|(?:\\|(?<!=)=){_LETTER}|(?<!\p{{L}})\$\p{{L}}|(?<!\d\s?|%)%\p{{L}}|%\w{{1,40}}%",
         r"[^\W_]_++(?!in(?:nen)?\b)[^\W_]",  # not German's Leser_innen
         r"\p{L}~\p{L}|~\w{1,20}~|\w(?:\||::|\*\*|==|[<>]|\+)\w|\+\+\w|\w\+\+",
-        rf"(?<![^\s\"'(\[])(?:~|\.\.?)?/[\w.]|\p{{L}}{{3}}/(?!{_JOINED})|/[\w/-]{{1,99}}\.\p{{Ll}}",
+        rf"(?<![^\s\"'“‘„«(\[])(?:~|\.\.?)?/[\w.]|\p{{L}}{{3}}/(?!{_JOINED})|/[\w/-]{{1,99}}\.\p{{Ll}}",  # noqa: RUF001
         rf"{_BEGINS}(?:(?=[\d_-]*[A-Za-z])(?:{_LETTER}|-){{2,}}+)?(?:\.[a-z][a-z\d]+)+(?!\w)",
     )
 )
 _ARGUMENTS = r"""\((?:[^()\s]*["'=\[{$_.,/]|[^()]*[,=]\s)[^()]*\)|\(\)|\[[^\[\]\s]*\]"""
 _FORMAT = r"[-+#0']*+[\d*]*+(?:\.[\d*]+)?(?:hh?|ll?|[jqzt])?[diouxXeEfFgGaAcsrpn@]"
+_VALUE = r"""(?:[^\s()\[\]"'”’“»]|[("'\[][^\s()\[\]"']*[)"'\]])+"""  # noqa: RUF001
+_SWITCH = rf"(?:--(?:\[[a-z-]+\])?\d*[a-z][\w-]*+(?:={_VALUE}|\[={_VALUE}\])?|-(?:v+|\p{{Ll}})(?![\w'’-]))"  # noqa: RUF001
 _STAND_INS = (
     rf"{_ADDRESS}|{_PICTURE}|&#?\w+;|</?(?:\p{{L}}|\d+/?>)[^<>]*>|<!--[^<>]*+(?<=--)>",
     # Templates and what programs fill in: {{name}}, ${name}, {% if x %}, %1$s
-    rf"\{{%[^{{}}]*%\}}|[$%#@!]?{BRACES}|\$\([^()\s]*\)|%%[^%]+%%",
+    rf"\{{%[^{{}}]*%\}}|[$%#@!]?{BRACES}|\$\([^()\s]*\)|(?<!\w)%%[^%]+%%",
     rf"(?<!\d)(?:%(?:(?:\(\w+\)|<\w+>|\d+\$){_FORMAT}|(?=[-+#0']*+\d*+\.){_FORMAT}|{_FORMAT}(?!\p{{L}})|L?\d(?!\d)%?)|%%)",
     # Formulas and commands of TeX, escapes
     r"\\\(.{1,200}?\\\)|\$\$[^$]+\$\$|(?<!\w)\$(?![\s$])[^$\n]+(?<!\s)\$(?![\w$])",
@@ -50,9 +52,9 @@ _STAND_INS = (
     r"\[/\w+\]|\[\w+=[^\[\]]+\]|\[[\w -]+::[^\[\]]*\]|(?<![\w-])[\w-]++::(?=\s+\S)|\$\[[^\[\]\s]*\]",
     r"\[(?P<tag>\w+)\](?=[^\[\]]*\[/(?P=tag)\])",
     rf"\[(?:\d[\d\s,;–-]*|[A-Z]*\d+[A-Z]*|{_ROMAN})\]|\|(?=[^|\s])[^|\n]*(?<!\s)\|_{{0,2}}",  # noqa: RUF001
-    r"(?<![\w:])(?::(?=[\w+-]*\p{L})[\w+-]+:)+(?!:)|\([\w:./-]+\)=(?!\S)|\.\.\s[\w:-]+::",
+    r"(?<![\w:])(?::(?=[\w+-]*\p{L})[\w+-]+:)+(?!:)|\([\w:./-]+\)=(?!\S)|(?<!\S)\.\.\s[\w:-]+::(?!\w)",
     # Names, values, paths, calls, switches
-    r"(?<![^\s(\[/])(?:--(?:\[[a-z-]+\])?\d*[a-z][\w-]*+(?:=(?:[^\s()\[\]]|\([^\s()]*\)|\[[^\s\[\]]*\])+)?|-(?P<switch>\p{Ll})(?P=switch)*+(?![\w'’-]))",  # noqa: RUF001
+    rf"(?<![^\s(\[/]){_SWITCH}|(?<=[\"'“‘„«]){_SWITCH}(?=[\"'”’“»])",  # noqa: RUF001
     r"(?<![^\n])\$ (?=[\p{Ll}./~]).+|(?<!\w)__\w+?__(?!\w)",
     rf"{_BEGINS}{_LETTER}(?:{_LETTER}|[.:])*+(?:\(\)|(?=\([^\s()])(?:{_ARGUMENTS}))",
     rf"{_BEGINS}(?![\w--[_{UNSPACED_CHARACTERS}]]++[\s,;!?]|{_RAISED})(?={_JOINED}*?(?:{_SIGNS})){_JOINED}+(?<![.:])"
@@ -133,8 +135,7 @@ def changed(source: str, text: str) -> list[str]:
         others = filter(lambda each: each.strip(_HOLE), stand_ins(known.sub(_HOLE, text)))
         return Counter([*known.findall(text), *others])
 
-    wanted = found(source)
-    present = found(text)
+    wanted, present = map(found, (source, text))
     return [*((wanted - present) + (present - wanted))]
 
 
@@ -162,11 +163,8 @@ def masked(text: str, form: str = FORMS[0]) -> tuple[str, Callable[[str], str | 
 
 def _is_torn(source: re.Match[str], new: re.Match[str]) -> bool:
     """Whether a mark touched a word in the source and does not any more."""
-    sides = zip(_beside(source), _beside(new), strict=True)
-    return any(_TOUCHED.match(was) and not now.strip() for was, now in sides)
-
-
-def _beside(match: re.Match[str]) -> tuple[str, str]:
-    """The characters before and behind a match."""
-    start, end = match.span()
-    return match.string[start - 1 : start], match.string[end : end + 1]
+    sides = (
+        (each.string[each.start() - 1 : each.start()], each.string[each.end() : each.end() + 1])
+        for each in (source, new)
+    )
+    return any(_TOUCHED.match(was) and not now.strip() for was, now in zip(*sides, strict=True))

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, islice, pairwise, product
 
 import regex
 
@@ -22,6 +22,7 @@ from apps.documents.language import in_head
 from apps.documents.line_marks import LABEL, SPEAKER_MARKS, without
 from apps.documents.markup import Markup, in_markup
 from apps.documents.sentences import BEGINS_LOWER
+from apps.documents.tags import ends_of
 from speculative.common.errors import InputError
 from speculative.text.cues import ASS_TAG, TAG, UNREADABLE, Cue, Report, cues, seconds
 from speculative.text.scripts import SENTENCE_ENDED
@@ -34,6 +35,7 @@ _RUBY = r"<ruby>(?P<ruby>(?:(?!</?ruby\b).)*)</ruby>"
 _READING = re.compile(r"<rt>.*?(?:</rt>|$)|<[^<>]*>")
 _COMMA = re.compile(r"""[,،、，､﹐፣՝]["'”’»]*$""")  # noqa: RUF001
 _SOON = 2.0  # seconds between two cues of a sentence
+_TRIED = 20  # ways to take tags from around a line
 _MAX_CUES = 6  # that a sentence may run over
 _PRIVATE = 0xF0000  # the first of Unicode's characters for private use
 
@@ -80,56 +82,49 @@ def _parts(pattern: re.Pattern, text: str) -> Iterator[Event]:
             yield Event("text", start, stop, shown)
             continue
         name = tag["name"] or tag["style"] or ""
-        yield Event(_kind(tag), start, stop, name=name, mark="look", raw=tag[0])
+        kind = "close" if tag["close"] or tag["on"] == "0" else "open"
+        yield Event(kind if name else "kept", start, stop, name=name, mark="look", raw=tag[0])
     yield Event("text", at, len(text), text[at:])
-
-
-def _kind(tag: re.Match) -> str:
-    if not (tag["name"] or tag["style"]):
-        return "kept"
-    return "close" if tag["close"] or tag["on"] == "0" else "open"
 
 
 def _fit(pattern: re.Pattern, passage: Passage, text: str) -> list[str]:
     """The text spread over the lines. A tag around words in two cues is closed and opened again."""
     # While it is spread, each tag is a character of the word that it stands at.
     tags = [tag[0] for tag in pattern.finditer(text)]
-    names = range(_PRIVATE, _PRIVATE + len(tags))
+    names = dict(enumerate(tags, _PRIVATE))
     shown = map(chr, names)
     lines = by_length(passage, pattern.sub(lambda _: next(shown), text))
-    lines = [line.translate(dict(zip(names, tags, strict=True))) for line in lines]
-    opened = list[re.Match]()
+    lines = [line.translate(names) for line in lines]
+    opened = list[Event]()
     for i, (cue, following) in enumerate(pairwise(passage.cues)):
-        for tag in pattern.finditer(lines[i]):
-            if _kind(tag) == "open":
+        for tag in _parts(pattern, lines[i]):
+            if tag.kind == "open":
                 opened.append(tag)
-            elif opened and _closing(opened[-1]) == tag[0]:
+            elif opened and _closing(opened[-1]) == tag.raw:
                 opened.pop()
         if cue != following:
             rest = "".join(lines[i + 1 :])
             crossing = [tag for tag in opened if _closing(tag) in rest]
             lines[i] += "".join(map(_closing, reversed(crossing)))
-            lines[i + 1] = "".join(tag[0] for tag in crossing) + lines[i + 1]
+            lines[i + 1] = "".join(tag.raw for tag in crossing) + lines[i + 1]
             opened = []
     return _without_empty_cues(lines, passage.cues)
 
 
 def _without_empty_cues(lines: Sequence[str], cues: Sequence[int]) -> list[str]:
-    """The lines, where a cue for which no word is left shows the last line before it."""
+    """The lines, the empty ones of each cue last. A cue for which no word is left shows the last line before it."""
     filled = list[str]()
-    with_words = {cue for line, cue in zip(lines, cues, strict=True) if line}
     last = lines[0]
-    for line, cue in zip(lines, cues, strict=True):
-        if cue not in with_words:
-            with_words.add(cue)
-            line = last
-        filled.append(line)
-        last = line or last
+    for _, cue in groupby(range(len(lines)), cues.__getitem__):
+        here = [lines[i] for i in cue]
+        words = [*filter(None, here)] or [last]
+        filled += [*words, *[""] * (len(here) - len(words))]
+        last = words[-1]
     return filled
 
 
-def _closing(tag: re.Match) -> str:
-    return f"</{tag['name']}>" if tag["name"] else f"{{\\{tag['style']}0}}"
+def _closing(tag: Event) -> str:
+    return f"</{tag.name}>" if tag.raw.startswith("<") else f"{{\\{tag.name}0}}"
 
 
 def _events(source: str, report: Report) -> Iterator[Cue]:
@@ -197,18 +192,20 @@ def _units(source: str, lines: Iterable[Span]) -> Iterator[list[Span]]:
 
 
 def _bare(source: str, line: Span, tag: re.Pattern) -> list[Span]:
-    """The line without tags around it; nothing if nothing is left."""
-    start, stop = begin, end = line
-    for tags in re.compile(f"(?:{tag.pattern})+").finditer(source, start, stop):
-        if tags.start() == start:
-            begin = tags.end()
-        elif tags.end() == stop:
-            end = tags.start()
-    kinds = [*map(_kind, tag.finditer(source, begin, end))]
-    bare = [span for span in lines_of(source, begin, end) if span[0] < span[1]]
-    if bare and kinds.count("open") != kinds.count("close"):
-        return [*lines_of(source, start, stop)]
-    return bare
+    """The line without tags around it, unless their partners are in it; nothing if nothing is left."""
+    tags = [match.span() for match in tag.finditer(source, *line)]
+    begins, ends = ([edge] for edge in line)
+    for start, stop in tags:
+        if start == begins[0]:
+            begins.insert(0, stop)
+    for start, stop in reversed(tags):
+        if stop == ends[0]:
+            ends.insert(0, start)
+    for begin, end in islice(product(begins, ends), _TRIED):
+        parts = [*_parts(tag, source[begin:end])]
+        if 2 * len(ends_of(parts)) == sum(part.kind in ("open", "close") for part in parts):
+            return [span for span in lines_of(source, begin, max(begin, end)) if span[0] < span[1]]
+    return [*lines_of(source, *line)]
 
 
 parse = partial(_parse, cues, TAG, "\n")  # SubRip or WebVTT

@@ -14,7 +14,7 @@ import regex
 from tokenizers import Tokenizer
 
 from apps.documents.alignment import Aligner
-from apps.documents.document import Document, Passage, Target, Targets, spread
+from apps.documents.document import Document, Passage, Targets, spread
 from apps.documents.language import LanguageChange
 from apps.documents.marks import Align, Sentence, targets_of
 from apps.documents.prose import FORMS, STAND_IN, changed, covered, edges, masked, translatable
@@ -30,7 +30,6 @@ from speculative.text.memory import Memory, MemoryFile, Pair
 from speculative.text.scripts import UNSPACED_CHARACTERS
 from speculative.text.text_side import Prompt
 
-Languages = tuple[str | None, str | None]
 Pairs = Sequence[Sentence]  # of a passage
 Aligned = Mapping[Sentence, Align]
 
@@ -84,7 +83,7 @@ class Service:
 
     assumed_source: str | None = None  # the language if neither the options nor the model say it
     max_prompt_tokens: int | None = None  # of a sentence; None: as many as the model reads
-    aligners: dict[Languages, Aligner] = field(default_factory=dict)
+    aligners: dict[tuple[str | None, str | None], Aligner] = field(default_factory=dict)
 
 
 @dataclass
@@ -166,18 +165,17 @@ class Translator:
 
     def steps(self, document: Document) -> Task:
         """Translate a document, wherever its sentences are decoded; `finish` gets their rows."""
-        passages = document.passages
-        pieces = [*map(self._pieces, passages)]
+        pieces = [*map(self._pieces, document.passages)]
         yield from self._decode([*dict.fromkeys(chain.from_iterable(map(_sources, pieces)))])
         pairs = list[Pairs]()
         lost = list[list[str]]()  # stand-ins: their passages stay in the source's words
-        for passage, of_passage in zip(passages, pieces, strict=True):
+        for passage, of_passage in zip(document.passages, pieces, strict=True):
             texts = [*self._translated(passage, of_passage)]
             lost.append(changed(passage.text, "".join(texts)))
             if lost[-1]:
                 texts = of_passage
             pairs.append([*zip(of_passage, texts, strict=True)])
-        aligned = yield from self._align(passages, pairs)
+        aligned = yield from self._align(document.passages, pairs)
         return self._written(document, pairs, lost, aligned)
 
     def _decode(self, sentences: Sequence[str]) -> Iterator[Work]:
@@ -205,9 +203,7 @@ class Translator:
         lines = list[Line]()
         for passage, of_passage, missing in zip(document.passages, pairs, lost, strict=True):
             text = "".join(new for _, new in of_passage)
-            goes = list[Target]()
-            if passage.formatting:
-                goes = targets_of(of_passage, passage.formatting, aligned)
+            goes = targets_of(of_passage, passage.formatting, aligned)
             flat = _flat(passage.text), _flat(text)
             problems = [*self._problems(*flat)]
             if missing:
@@ -260,8 +256,7 @@ class Translator:
 
     def _row(self, text: str) -> Row:
         # With a reference: otherwise the memory would be searched for one.
-        prompt = self._framed(Prompt(text, "-"))
-        return self.decoder.maker.row(prompt, self.options)
+        return self.decoder.maker.row(self._framed(Prompt(text, "-")), self.options)
 
     def _rows(self, wanted: Sequence[str]) -> Iterator[Row]:
         """The rows of sentences without a text, the longest first, made as they are taken; documents share them."""
@@ -298,9 +293,8 @@ class Translator:
 
     def _translated(self, passage: Passage, pieces: Sequence[str]) -> Iterator[str]:
         """The texts of the pieces of a passage, in lines as these."""
-        texts = list[str]()
-        for before, source, after in map(edges, map(_flat, pieces)):
-            texts.append(f"{before}{self.texts.get(source, source)}{after}")
+        edged = map(edges, map(_flat, pieces))
+        texts = [f"{before}{self.texts.get(words, words)}{after}" for before, words, after in edged]
         breaks = {*passage.breaks}
         feeds = (match.end() for match in re.finditer("\n", passage.text))
         cuts = sorted({*breaks, *feeds})

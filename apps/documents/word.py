@@ -248,10 +248,9 @@ class _PartReader:
     def _read_element(self, element: Element) -> Iterator[Event]:
         properties = [each for each in element.children if _PROPERTIES.fullmatch(each.name)]
         begin = max([element.inner, *(each.stop for each in properties)])
-        name = element.name
-        yield Event("open", element.start, begin, name=name, mark=self._mark(element))
+        yield Event("open", element.start, begin, name=element.name, mark=self._mark(element))
         yield from self._read_all(element.children)
-        yield Event("close", element.end, element.stop, name=name)
+        yield Event("close", element.end, element.stop, name=element.name)
 
     def _read_field(self, element: Element, place: Event) -> Iterator[Event]:
         """Read a field's begin, its code, where its result begins, or its end."""
@@ -294,6 +293,6 @@ def _untranslated(files: Mapping[str, bytes]) -> list[str]:
     charts = sum(_CHART.fullmatch(name) is not None for name in files)
     embedded = sum(len(_ALT_CHUNK.findall(data)) for data in files.values())
     bound = sum(len(_BOUND.findall(data)) for data in files.values())
-    counts = {"charts and diagrams": charts, "embedded documents": embedded}
-    counts["data that controls are bound to, whose text Word shows instead"] = bound
+    data = "data that controls are bound to, whose text Word shows instead"
+    counts = {"charts and diagrams": charts, "embedded documents": embedded, data: bound}
     return [f"not translated: {kind} ({count})" for kind, count in counts.items() if count]

@@ -57,7 +57,7 @@ def _sentences(text: str) -> tuple[Part, ...]:
 def _cues(text: str) -> Iterator[Part]:
     for cue in cues.cues(text):
         lines = "\n".join(text[start:stop] for start, stop in cue.lines)
-        yield cue.start, cue.end, html.unescape(cues.TAG.sub("", lines))
+        yield cue.start, cue.end, html.unescape(cues.TAG.sub("", lines.replace("\\h", " ")))
 
 
 class Reference:

@@ -11,11 +11,9 @@ Report = Callable[[int, str], object]
 
 UNREADABLE = "no cue's times; the cue stays as it is"
 NEWLINE = re.compile(r"\r{0,9}\n|\r")  # CR CR LF comes from writing CR LF in text mode
-_TAG = (
-    r"<(?P<close>/?)(?P<name>[A-Za-z]*+)[^<>]*>|\{\\(?P<style>[bisu])(?P<on>[01])\}|(?P<space>\\h)"
-)
-TAG = re.compile(rf"{_TAG}|\{{\\[^{{}}]*\}}")
-ASS_TAG = re.compile(rf"{_TAG}|\{{[^{{}}]*\}}")  # and comments
+_TAG = r"<(?P<close>/?)(?P<name>[A-Za-z]*+)[^<>]*>|\{\\(?P<style>[bisu])(?P<on>[01])\}"
+TAG = re.compile(rf"{_TAG}|\{{\\[^{{}}]*\}}|(?P<space>\\h)")
+ASS_TAG = re.compile(rf"{_TAG}|\{{[^{{}}]*\}}|(?P<space>\\h)")  # and comments
 # A fraction such as .25 is a quarter
 _TIME = re.compile(r"(?:(\d{1,6}):)?(\d\d?):(\d\d[.,]\d{1,3})")
 
@@ -53,7 +51,8 @@ def cues(source: str, report: Report = lambda line, reason: None) -> Iterator[Cu
         else:  # an empty line may be within the cue
             is_numbered = following < len(lines) and lines[following - 1].isdecimal()
             text = spans[head + 1 : following - is_numbered]
-        yield Cue(start, end, text)
+        voices = re.findall(r"<v\b[^<>]*>", source[spans[head][1] : spans[following - 1][1]])
+        yield Cue(start, end, text, tuple(voices))
 
 
 def _heads(lines: Sequence[str], is_vtt: bool) -> Iterator[int]:

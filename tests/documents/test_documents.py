@@ -19,7 +19,7 @@ MARKDOWN = "---\nit: stays\n---\n# An old *king*\n\n- old one `x. y`\n  old two\
 MARKS = ["- ", "* ", "☐ ", "a) ", "(12) ", "— ", "- [x] ", "✔️ ", "  >> ", "♪ "]
 READ = [
     (".txt", f"\ufeffan old.\r\n\r\n  {WRAPPED}\n", ["an old.", WRAPPED.replace("\n", " ")]),
-    (".txt", "old roses\nold violets\n", ["old roses", "old violets"]),
+    (".txt", "old roses\n\u00a0\nold violets\n", ["old roses", "old violets"]),
     (".txt", "".join(f"{mark}A. old\n" for mark in MARKS), ["A. old"] * len(MARKS)),
     (".txt", "“Old” dogs\n¿Qué?\n5 dogs\n(Old) dogs\n", ["“Old” dogs", "¿Qué?", "5 dogs", "(Old) dogs"]),
     (".srt", CUES + "\n3\n00:01,000 --> 00:02,000\n- old.\n- old.", ["an old king sees an old door.", "old.", "old."]),
@@ -167,6 +167,8 @@ def test_speakers_of_a_cue_are_translated_alone(text, units):
         (["What", "is", "it?"], ["Was?"], ["Was?"] * 3),
         (["What", "is", "it?"], ["Was ist?"], ["Was", "ist?", "ist?"]),
         (["- What is\nit?\n- It"], ["Was?", "Es"], ["- Was?\n- Es"]),
+        (["<i>What\nis</i>", "it\nthere?"], ["Was?\n\n\nJa?"], ["<i>Was?</i>", "Ja?"]),
+        (["<i>Is</i>", "<i>it</i> <b>old?</b>"], ["Ja?"], ["<i>Ja?</i>", "Ja?"]),
     ],
 )
 def test_no_cue_and_no_line_of_a_cue_becomes_empty(texts, new, shown):
@@ -192,8 +194,9 @@ def test_lines_may_end_in_two_carriage_returns(ending):
 
 
 def test_a_line_of_one_space_does_not_end_a_webvtt_cue():
-    data = b"WEBVTT\n\n00:00.160 --> 00:02.470 align:start\n \nso today\n\nNOTE no\n"
-    assert texts_of(data, ".vtt") == ["so today"]
+    cue = "\n00:00.160 --> 00:02.470 align:start\n \n{}\n"
+    data = f"WEBVTT\n{cue.format('<v Ann>so today,')}{cue.format('<v Bob>no.')}\nNOTE no\n"
+    assert texts_of(data.encode(), ".vtt") == ["so today,", "no."]  # nor goes on in another voice
 
 
 ASS = """[Events]\r
