@@ -122,14 +122,10 @@ def in_text(
         asked = zip(fits, passages, texts, targets or [None] * len(texts), strict=True)
         fitted = [text is not None and fit(each, text, of, change) for fit, each, text, of in asked]
         new = {number: each for number, each in enumerate(fitted) if each}
-        edits = set[tuple[Span, str]]()  # passages may share some
+        edits = _edits(passages, new, range(len(found)))
         values = {name: source[slice(*span)] for span, name in names.items()}
-        for number, each in new.items():
-            parts = [*zip(passages[number].spans, each.parts, strict=True)]
-            if number < len(found):
-                edits.update(parts)
-            else:
-                values |= {names[span]: part for span, part in parts}
+        hidden_edits = _edits(passages, new, range(len(found), len(passages)))
+        values |= {names[span]: part for span, part in hidden_edits}
         shown = HIDDEN.sub(lambda run: values.get(run[1], run[0]), edited(visible, sorted(edits)))
         if relabel and change and not below:
             shown = relabel(shown, change)
@@ -138,6 +134,14 @@ def in_text(
         return Written(shown.encode(), plain, problems)
 
     return Document(passages, write, **fields)
+
+
+def _edits(
+    passages: Sequence[Passage], new: Mapping[int, Fitted], numbers: Iterable[int]
+) -> set[tuple[Span, str]]:
+    """The new parts of the passages of these numbers, which may share some."""
+    found = ((passages[i], new[i]) for i in numbers if i in new)
+    return {edit for each, of in found for edit in zip(each.spans, of.parts, strict=True)}
 
 
 def _covered(source: str, hidden: Sequence[Passage]) -> tuple[dict[Span, str], str]:
