@@ -95,6 +95,7 @@ def parser():
         new.use(plugin)
     new.use(dollarmath_plugin, allow_space=False, allow_digits=False, double_inline=True)
     new.use(container_plugin, "any", validate=lambda *_: True)
+    # Rules: they read what begins at a place or, to be skipped within other markup, silently
     new.inline.ruler.before("math_inline", "apart", _apart)
     new.inline.ruler.after("link", "span", _span)
     for rule in new.inline.ruler.__rules__:
@@ -113,7 +114,6 @@ def _recorded(rule: Callable[[Any, bool], bool], state: Any, silent: bool) -> bo
 
 
 def _apart(state: Any, silent: bool) -> bool:
-    """A rule of markdown-it."""
     match = _APART.match(state.src, state.pos)
     if not match or (silent and match["page"]):  # which may stand in a link's words
         return False
@@ -127,7 +127,6 @@ def _apart(state: Any, silent: bool) -> bool:
 
 
 def _span(state: Any, silent: bool) -> bool:
-    """A rule of markdown-it."""
     match = _SPAN.match(state.src, state.pos, state.posMax)
     if silent or not match:
         return False

@@ -28,12 +28,12 @@ _SHOWN = dict.fromkeys(("html_inline", "image", "footnote_ref", "raised"), "")
 _SHOWN |= dict.fromkeys(("code_inline", "kept", "math_inline", "math_inline_double"), STAND_IN)
 _KINDS = {"link": "link", "span": "link"}
 _TITLE = re.compile(r'\s"([^"\\\n]+)"\s*\)?\s*\Z')  # of a link, or what its name leads to
-_HIDES = re.compile(r"\^\[|!\[|\][(:]")  # what a document with inline notes, pictures or titles has
 # A tag around words
 _TAG = re.compile(rf"<(/?)(?!(?i:{'|'.join(VOID)})\b)(\w+)[^>]*(?<!/)>")
 # The places of the document itself that its links lead to
 _LINKED = re.compile(r"""(?:\]\(<?|\]:[ \t]*<?|href=["']?)#([^\s)<>"']+)""")
 Inline = Callable[[str], Sequence[Any]]  # the tokens of a text
+_Text = tuple[Passage, str]  # with the type of the token that it is in, or its anchor
 _Line = tuple[str, Span, bool]  # its words, their place, and whether a hard break is behind them
 _PARAGRAPH = ["paragraph_open", "inline", "paragraph_close"]
 _AFTER = "\n"  # a text: dollarmath takes its last character for the one before the first
@@ -51,10 +51,11 @@ def parse(data: bytes, bilingual: bool = False, anchors: Collection[str] = ()) -
     def inline(text: str) -> Sequence[Any]:
         return parser.parseInline(text + _AFTER, names)[0].children
 
-    def passages(source: str) -> list[tuple[Passage, str]]:
+    def passages(source: str) -> list[_Text]:
         return [*_passages(source, begins, parser.parse(dialects.shown(source), names), inline)]
 
-    linked = {_slug(target): target for target in (*_LINKED.findall(source), *anchors)}
+    targets = *_LINKED.findall(source), *anchors
+    linked = {_slug(target): f'<a id="{target}"></a>' for target in targets}
 
     def find(source: str) -> Iterator[Paragraph]:
         for each, anchor in _anchored(passages(source), linked):
@@ -62,7 +63,7 @@ def parse(data: bytes, bilingual: bool = False, anchors: Collection[str] = ()) -
                 yield replace(paragraph, raw=anchor + paragraph.raw, ends=(anchor, ""))
 
     hidden = list[Passage]()
-    for whole, _ in passages(source) if _HIDES.search(source) else ():
+    for whole, _ in passages(source):
         for token, (start, stop) in _located(whole.text, inline):
             for low, high in _words_in(token, whole.text[start:stop]):
                 part = _part(source, whole, start + low, start + high)
@@ -91,18 +92,16 @@ def _words_in(token: Any, raw: str) -> Iterator[Span]:
         yield title.span(1)
 
 
-def _anchored(
-    texts: Iterable[tuple[Passage, str]], linked: Mapping[str, str]
-) -> Iterator[tuple[Passage, str]]:
-    """Texts, each with the anchor before it, if it is a heading that links lead to. linked: targets by slug"""
+def _anchored(texts: Iterable[_Text], linked: Mapping[str, str]) -> Iterator[_Text]:
+    """Texts, each with the anchor before it, if it is a heading that links lead to. linked: anchors by slug"""
     seen = Counter[str]()
     for each, parent in texts:
-        target = None
+        anchor = ""
         if parent == "heading_open":
             slug = _slug(each.text)
-            target = linked.get(f"{slug}{seen[slug] or ''}")  # the second one's ends in 1
+            anchor = linked.get(f"{slug}{seen[slug] or ''}", "")  # the second one's ends in 1
             seen[slug] += 1
-        yield each, f'<a id="{target}"></a>' if target else ""
+        yield each, anchor
 
 
 def _slug(words: str) -> str:
@@ -201,7 +200,7 @@ def _event(token: Any, start: int, stop: int, raw: str) -> Event:
 
 def _passages(
     source: str, begins: Sequence[int], tokens: Iterable[Any], inline: Inline
-) -> Iterator[tuple[Passage, str]]:
+) -> Iterator[_Text]:
     """The texts, each with the type of the token that it is in. begins: of the source's lines"""
     end = 0  # of the last span: a table's cells share a line
     parent = ""
