@@ -81,8 +81,7 @@ def with_kept(events: Events, raw: str, kept: Mapping[str, Event]) -> Iterator[E
 def fault_of(
     source: Outline, new: Outline, text: str, own_words: Iterable[str] = (), dropped: int = 0
 ) -> str | None:
-    """The fault of a written passage; None: it has none. text: its words; own_words: others that are added anywhere; dropped: how
-    many looks were left out"""
+    """The fault of a written passage, if any. text: its words; own_words: others, added anywhere; dropped: number of lost looks"""
     lost = [*(source.parts - new.parts), *(new.parts - source.parts)]
     for raw, around in lost:
         if around == _KEPT:

@@ -55,7 +55,6 @@ _WORDED = re.compile(
     r"""|<meta\b[^>]*\s(?:name|property)\s*=\s*["']?(?:(?:og|twitter):)?(?:title|description)\b"""
 )
 _SINGLE = {"title", "nav", "option"}  # where no source stands beside its translation
-_LANGUAGE = {False: "lang", True: "xml:lang"}  # the attribute of HTML and of XML
 _LABEL = re.compile(r"(?i)\s(?:(?:xml:)?lang|dir)\s*=")
 
 
@@ -110,7 +109,8 @@ class _PageReader:
     def __init__(self, source: str, is_xml: bool, stays: Mapping[str, str], is_html: bool):
         self.source = source
         self.is_html = is_html
-        self.added = {"html": _LANGUAGE[is_xml]}  # names of elements, and what should name theirs
+        # Names of elements, and what should name their language
+        self.added = {"html": "xml:lang" if is_xml else "lang"}
         self.stays = stays
         self.tokens = [*html_tokens(source, is_xml)]
         for number, token in enumerate(self.tokens):

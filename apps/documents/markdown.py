@@ -28,6 +28,7 @@ _SHOWN = dict.fromkeys(("html_inline", "image", "footnote_ref", "raised"), "")
 _SHOWN |= dict.fromkeys(("code_inline", "kept", "math_inline", "math_inline_double"), STAND_IN)
 _KINDS = {"link": "link", "span": "link"}
 _TITLE = re.compile(r'\s"([^"\\\n]+)"\s*\)?\s*\Z')  # of a link, or what its name leads to
+_HIDES = re.compile(r"\^\[|!\[|\][(:]")  # what a document with inline notes, pictures or titles has
 # A tag around words
 _TAG = re.compile(rf"<(/?)(?!(?i:{'|'.join(VOID)})\b)(\w+)[^>]*(?<!/)>")
 # The places of the document itself that its links lead to
@@ -63,7 +64,7 @@ def parse(data: bytes, bilingual: bool = False, anchors: Collection[str] = ()) -
                 yield replace(paragraph, raw=anchor + paragraph.raw, ends=(anchor, ""))
 
     hidden = list[Passage]()
-    for whole, _ in passages(source):
+    for whole, _ in passages(source) if _HIDES.search(source) else ():
         for token, (start, stop) in _located(whole.text, inline):
             for low, high in _words_in(token, whole.text[start:stop]):
                 part = _part(source, whole, start + low, start + high)
@@ -135,8 +136,6 @@ def _located(text: str, inline: Inline) -> list[tuple[Any, Span]]:
     found = list[tuple[Any, Span]]()
     at = 0
     for token in inline(text):
-        if at == len(text):
-            break
         raw = token.markup if token.nesting or token.type == "text_special" else token.content
         if token.type == "link_open":
             raw = "["

@@ -54,8 +54,7 @@ class Markup:
 def in_markup(
     data: bytes, find: Callable[[str], Iterable[Paragraph]], markup: Markup, **fields
 ) -> Document:
-    """A document of paragraphs with marks. Each is checked when it is written: what would lose some of its markup is written
-    the plain way, and named. fields: `in_text`'s"""
+    """A document of paragraphs with marks: one that would lose some is written the plain way, and named. fields: `in_text`'s"""
     inside = replace(markup, is_inside=True)
     if not markup.below:
         fields["relabel"] = markup.relabel
