@@ -267,10 +267,8 @@ class _Builder:
                 closed.add(last)
                 span = self._places[first], self._places[last]
                 source_span = event.start, self._events[last].stop
-                opens = self._raw(first, first)
-                closes = self._raw(last, last)
-                run, words = self._of_link(first, last)
-                yield Mark(span, source_span, opens, closes, event.mark, run, words)
+                tags = self._raw(first, first), self._raw(last, last)
+                yield Mark(span, source_span, *tags, event.mark, *self._of_link(first, last))
             elif event.mark == "range":
                 yield self._anchor(first, first)
             else:  # all of it is one anchor

@@ -55,7 +55,7 @@ def parse(data: bytes, bilingual: bool = False, anchors: Collection[str] = ()) -
     def passages(source: str) -> list[_Text]:
         return [*_passages(source, begins, parser.parse(dialects.shown(source), names), inline)]
 
-    targets = *_LINKED.findall(source), *anchors
+    targets = filter(None, (*_LINKED.findall(source), *anchors))
     linked = {_slug(target): f'<a id="{target}"></a>' for target in targets}
 
     def find(source: str) -> Iterator[Paragraph]:
@@ -111,9 +111,8 @@ def _slug(words: str) -> str:
 
 
 def _part(source: str, whole: Passage, start: int, stop: int) -> Passage:
-    spans = list[Span]()
-    for at, (low, high) in zip([0, *whole.breaks], whole.spans, strict=True):
-        spans.append((low + max(start - at, 0), min(low + stop - at, high)))
+    lines = zip([0, *whole.breaks], whole.spans, strict=True)
+    spans = ((low + max(start - at, 0), min(low + stop - at, high)) for at, (low, high) in lines)
     return passage(source, [span for span in spans if span[0] < span[1]])
 
 
@@ -175,8 +174,7 @@ def _paragraphs(passage: Passage, inline: Inline) -> Iterator[Paragraph]:
                 event = event._replace(raw=f"][{label}]")
         events.append(event)
         at = stop
-    if at < len(text):
-        events.append(Event("text", at, len(text), text[at:]))
+    events.append(Event("text", at, len(text), text[at:]))  # what is not understood
     for each in paragraphs_of(text, events, passage.breaks, drops=True):
         yield replace(each, spans=passage.spans)
 

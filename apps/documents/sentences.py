@@ -76,12 +76,10 @@ def paragraphs(lines: Sequence[str]) -> Iterator[Sequence[str]]:
         for first, after in pairwise([*begins, len(lines)]):
             yield from paragraphs(lines[first:after])
         return
-    if _wrapped(lines):
-        yield lines
-        return
+    is_wrapped = _wrapped(lines)
     first = 0
     for i in range(1, len(lines)):
-        if not _goes_on(lines[first], lines[i - 1], lines[i]):
+        if not (is_wrapped or _goes_on(lines[first], lines[i - 1], lines[i])):
             yield lines[first:i]
             first = i
     yield lines[first:]
