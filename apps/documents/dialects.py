@@ -72,7 +72,7 @@ _WRITTEN = {
 
 
 def shown(source: str) -> str:
-    """The source as the parser reads it, line by line: without what stays whole, other dialects' boxes as those that it knows."""
+    """The source as the parser reads it, in as many lines: without what stays whole, other dialects' boxes as those it knows."""
     source = re.sub(r"\r\n?", "\n", source.replace("\ufeff", " "))
     source = _STAYS.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), source)
     for pattern, written in _WRITTEN.items():

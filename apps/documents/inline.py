@@ -38,7 +38,7 @@ class Event(NamedTuple):
     name: str = ""  # of what is opened or closed
     mark: str = ""
     run: Run | None = None  # that a text is in
-    before: Run = Run()  # in which it begins
+    before: Run = Run()  # in which it begins, if in one
     after: Run = Run()  # in which it ends
     raw: str = ""  # what is written or, for the check, must be there again; empty: as in the source
 

@@ -27,10 +27,13 @@ _LINK = regex.compile(
 )
 
 
+def _may_link(file: Path) -> bool:
+    return file.suffix.lower() in _LINKED
+
+
 def links_in(data: bytes, file: Path) -> Iterator[tuple[Span, Path, SplitResult]]:
-    """The links to other files in the data of a file: the place of each, the file, as `followed` names it, and its parts."""
-    if file.suffix.lower() not in _LINKED:
-        return
+    """The links to other files in the data of a file that may have some: the place of each, the file, as `followed` names it,
+    and its parts."""
     for match in _LINK.finditer(data.decode(errors=_AS_IT_IS)):
         with suppress(ValueError, OSError):  # no address, or a name that no file can have
             parts = urlsplit(unescape(match["link"] or ""))
@@ -41,7 +44,7 @@ def links_in(data: bytes, file: Path) -> Iterator[tuple[Span, Path, SplitResult]
 def anchors_in(files: Iterable[Path]) -> Mapping[Path, set[str]]:
     """The anchors that the links of these files lead to, by the files that they are in."""
     anchors = defaultdict[Path, set[str]](set)
-    for file in files:
+    for file in filter(_may_link, files):
         with suppress(OSError):
             for _, target, parts in links_in(file.read_bytes(), file):
                 anchors[target].add(parts.fragment)
@@ -50,6 +53,8 @@ def anchors_in(files: Iterable[Path]) -> Mapping[Path, set[str]]:
 
 def led(data: bytes, file: Path, outputs: Mapping[Path, Path]) -> bytes:
     """The data of a file's translation, whose links lead to those of these files. outputs: by file, as `followed` names both"""
+    if not _may_link(file):
+        return data
     edits = list[Edit]()
     for span, target, parts in links_in(data, file):
         if target in outputs:

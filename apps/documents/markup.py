@@ -76,7 +76,7 @@ def _fit(
     if targets is None:
         targets = targets_of([(paragraph.text, text)], paragraph.formatting, {})
     places = [*_places(kept_words, paragraph.text, text)]
-    targets = [*map(partial(_around, places), paragraph.marks, targets)]
+    targets = [_around(places, *each) for each in zip(paragraph.marks, targets, strict=True)]
     if not markup.below or paragraph.is_single:
         return _checked(markup, source, paragraph, text, targets)
     copy, kept = _copy(markup, paragraph, targets)
