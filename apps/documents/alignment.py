@@ -120,10 +120,8 @@ class Alignment:
         if start <= first and last <= end:
             return target
         part = self.source[start:end]
-        places = [
-            at.span()
-            for at in regex.finditer(regex.escape(part), self.text, pos=target[0], endpos=target[1])
-        ]
+        found = regex.compile(regex.escape(part)).finditer(self.text, *target)
+        places = [each.span() for each in found]
         number = self.source.count(part, first, start)
         return places[number] if number < len(places) else target
 
@@ -181,10 +179,8 @@ class Aligner:
     ) -> Iterator[dict[Reading, Alignment]]:
         """The alignment of each pair by each of the readings, in one call of the model."""
         config = self._model.config
-        encoded = [
-            self._text.encode(check_prompt(self._framed(source)), *self._options)
-            for source, _ in pairs
-        ]
+        framed = (check_prompt(self._framed(source)) for source, _ in pairs)
+        encoded = [self._text.encode(each, *self._options) for each in framed]
         texts = [self._text.tokenizer.encode(text, add_special_tokens=False) for _, text in pairs]
         prefixes = [each.prefix or self._model.prefix(each.tokens) for each in encoded]
         prompts = [each.tokens[: config.max_prompt_tokens] for each in encoded]

@@ -61,12 +61,12 @@ def outline_of(events: Iterable[Event]) -> Outline:
     return outline
 
 
-def _sides(outline: Outline) -> Iterator[tuple[str, ...]]:
+def _sides(outline: Outline) -> Iterator[tuple[tuple[str, str], str, str]]:
     """The sides of what is shown, but has no words, each with what stands before and behind it."""
     for raw, place in zip(outline.atoms, re.finditer(ATOM, outline.shown), strict=False):
         start, end = place.span()
-        yield raw, "before", outline.shown[max(start - 2, 0) : start], ATOM
-        yield raw, "behind", ATOM, outline.shown[end : end + 2]
+        yield (raw, "before"), outline.shown[max(start - 2, 0) : start], ATOM
+        yield (raw, "behind"), ATOM, outline.shown[end : end + 2]
 
 
 def with_kept(events: Events, raw: str, kept: Mapping[str, Event]) -> Iterator[Event]:
@@ -81,8 +81,7 @@ def with_kept(events: Events, raw: str, kept: Mapping[str, Event]) -> Iterator[E
 def fault_of(
     source: Outline, new: Outline, text: str, own_words: Iterable[str] = (), dropped: int = 0
 ) -> str | None:
-    """The fault of a written passage; None: it has none. text: its words; own_words: others that are added anywhere; dropped: how
-    many looks were left out"""
+    """The fault of a written passage, if any. text: its words; own_words: others, added anywhere; dropped: number of lost looks"""
     lost = [*(source.parts - new.parts), *(new.parts - source.parts)]
     for raw, around in lost:
         if around == _KEPT:
@@ -93,13 +92,9 @@ def fault_of(
     for stand_in in changed(source.shown, new.shown):
         if stand_in in source.shown:
             return f"{stand_in:.40} is not there as often as in the source"
-    spaces = Counter(
-        (raw, side)
-        for raw, side, before, behind in _sides(source)
-        if before[-1:].isspace() or behind[:1].isspace()
-    )
-    spaces.update((raw, side) for raw, side, *beside in _sides(new) if is_glued(*beside))
-    for (raw, side), count in spaces.items():
+    spaced = (of for of, one, other in _sides(source) if re.search(r"\s", one[-1:] + other[:1]))
+    glued = (of for of, *beside in _sides(new) if is_glued(*beside))
+    for (raw, side), count in Counter([*spaced, *glued]).items():
         if count > source.parts[raw, _KEPT]:
             return f"the white space {side} {raw:.40} is lost"
     if any(source.shown[end].isspace() > new.shown[end].isspace() for end in _ENDS):

@@ -72,8 +72,7 @@ _WRITTEN = {
 
 
 def shown(source: str) -> str:
-    """The source as the parser reads it, with the same lines: without what stays whole, with other dialects' boxes as those
-    that it knows."""
+    """The source as the parser reads it, in as many lines: without what stays whole, other dialects' boxes as those it knows."""
     source = re.sub(r"\r\n?", "\n", source.replace("\ufeff", " "))
     source = _STAYS.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), source)
     for pattern, written in _WRITTEN.items():
@@ -95,6 +94,7 @@ def parser():
         new.use(plugin)
     new.use(dollarmath_plugin, allow_space=False, allow_digits=False, double_inline=True)
     new.use(container_plugin, "any", validate=lambda *_: True)
+    # Rules: they read what begins at a place or, to be skipped within other markup, silently
     new.inline.ruler.before("math_inline", "apart", _apart)
     new.inline.ruler.after("link", "span", _span)
     for rule in new.inline.ruler.__rules__:
@@ -113,7 +113,6 @@ def _recorded(rule: Callable[[Any, bool], bool], state: Any, silent: bool) -> bo
 
 
 def _apart(state: Any, silent: bool) -> bool:
-    """A rule of markdown-it."""
     match = _APART.match(state.src, state.pos)
     if not match or (silent and match["page"]):  # which may stand in a link's words
         return False
@@ -127,7 +126,6 @@ def _apart(state: Any, silent: bool) -> bool:
 
 
 def _span(state: Any, silent: bool) -> bool:
-    """A rule of markdown-it."""
     match = _SPAN.match(state.src, state.pos, state.posMax)
     if silent or not match:
         return False

@@ -16,6 +16,7 @@ from speculative.text.cues import NEWLINE, line_spans
 from speculative.text.lines import UNIT
 
 Span = tuple[int, int]
+Edit = tuple[Span, str]
 Target = tuple[Span, float]  # where formatting goes in a translation, and how sure that is, up to 1
 Targets = Sequence[Target] | None  # of a passage's formatting
 AllTargets = Sequence[Targets] | None  # of all passages
@@ -122,14 +123,10 @@ def in_text(
         asked = zip(fits, passages, texts, targets or [None] * len(texts), strict=True)
         fitted = [text is not None and fit(each, text, of, change) for fit, each, text, of in asked]
         new = {number: each for number, each in enumerate(fitted) if each}
-        edits = set[tuple[Span, str]]()  # passages may share some
+        edits = _edits(passages, new, range(len(found)))
         values = {name: source[slice(*span)] for span, name in names.items()}
-        for number, each in new.items():
-            parts = [*zip(passages[number].spans, each.parts, strict=True)]
-            if number < len(found):
-                edits.update(parts)
-            else:
-                values |= {names[span]: part for span, part in parts}
+        hidden_edits = _edits(passages, new, range(len(found), len(passages)))
+        values |= {names[span]: part for span, part in hidden_edits}
         shown = HIDDEN.sub(lambda run: values.get(run[1], run[0]), edited(visible, sorted(edits)))
         if relabel and change and not below:
             shown = relabel(shown, change)
@@ -138,6 +135,12 @@ def in_text(
         return Written(shown.encode(), plain, problems)
 
     return Document(passages, write, **fields)
+
+
+def _edits(passages: Sequence[Passage], new: Mapping[int, Fitted], numbers: range) -> set[Edit]:
+    """The new parts of the passages of these numbers, which may share some."""
+    found = ((passages[i], new[i]) for i in numbers if i in new)
+    return {edit for each, of in found for edit in zip(each.spans, of.parts, strict=True)}
 
 
 def _covered(source: str, hidden: Sequence[Passage]) -> tuple[dict[Span, str], str]:
@@ -169,11 +172,8 @@ def joined(
         later_notes = [note for each in written for note in each.notes]
         return Written(assemble([each.data for each in written]), plain, problems, later_notes)
 
-    passages = [
-        replace(passage, location=repr(passage.text[:40]))
-        for document in documents
-        for passage in document.passages
-    ]
+    found = (passage for document in documents for passage in document.passages)
+    passages = [replace(passage, location=repr(passage.text[:40])) for passage in found]
     notes = [*notes, *(note for document in documents for note in document.notes)]
     return Document(passages, write, notes=notes)
 
@@ -185,7 +185,7 @@ def _located(source: str, passages: Iterable[Passage]) -> list[Passage]:
     return [replace(each, location=f"line {line}") for each, line in lines]
 
 
-def edited(source: str, edits: Iterable[tuple[Span, str]]) -> str:
+def edited(source: str, edits: Iterable[Edit]) -> str:
     """A source with new texts for some of its spans, in their order."""
     parts = list[str]()
     end = 0
@@ -212,17 +212,15 @@ def lines_of(source: str, start: int = 0, end: int | None = None) -> Iterator[Sp
 def passage(source: str, spans: Iterable[Span], broken: Collection[Span] = ()) -> Passage:
     """The passage of one text that runs over these spans. broken: those that begin behind a line feed"""
     spans = tuple(spans)
-    parts = list[str]()
+    text = ""
     breaks = list[int]()
-    size = 0
-    for start, stop in spans:
-        part = source[start:stop]
-        if parts:
-            part = ("\n" if (start, stop) in broken else between(parts[-1], part)) + part
-            breaks.append(size + len(part) - (stop - start))
-        parts.append(part)
-        size += len(part)
-    return Passage("".join(parts), spans, breaks=tuple(breaks))
+    for number, span in enumerate(spans):
+        part = source[slice(*span)]
+        if number:
+            text += "\n" if span in broken else between(text, part)
+            breaks.append(len(text))
+        text += part
+    return Passage(text, spans, breaks=tuple(breaks))
 
 
 def by_length(passage: Passage, text: str) -> list[str]:

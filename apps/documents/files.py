@@ -103,8 +103,7 @@ def _is_target(name: str, source: str | None, is_folder: bool = False) -> bool:
 
 
 def _in_language(stem: str, source: str | None, target: str, is_apart: bool) -> str:
-    """A name with the target language, in place of the source language if that is a part: film.en, film.de. is_apart: in
-    another folder, where other names stay"""
+    """A name with the target's language, in place of the source's: film.en, film.de. is_apart: in a folder where others stay"""
     first, *parts = stem.split(".")
     for i in reversed(range(len(parts))):
         if source and tag_of(parts[i]) and short(parts[i]) == short(source):

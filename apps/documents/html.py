@@ -8,7 +8,7 @@ from functools import partial
 from html import escape
 from typing import Any
 
-from apps.documents.document import Change, Document, Passage, Span, as_text, edited
+from apps.documents.document import Change, Document, Edit, Passage, as_text, edited
 from apps.documents.inline import STAND_IN, Event, paragraphs_of
 from apps.documents.language import LanguageChange
 from apps.documents.markup import Markup, in_markup
@@ -55,7 +55,6 @@ _WORDED = re.compile(
     r"""|<meta\b[^>]*\s(?:name|property)\s*=\s*["']?(?:(?:og|twitter):)?(?:title|description)\b"""
 )
 _SINGLE = {"title", "nav", "option"}  # where no source stands beside its translation
-_LANGUAGE = {False: "lang", True: "xml:lang"}  # the attribute of HTML and of XML
 _LABEL = re.compile(r"(?i)\s(?:(?:xml:)?lang|dir)\s*=")
 
 
@@ -110,7 +109,8 @@ class _PageReader:
     def __init__(self, source: str, is_xml: bool, stays: Mapping[str, str], is_html: bool):
         self.source = source
         self.is_html = is_html
-        self.added = {"html": _LANGUAGE[is_xml]}  # names of elements, and what should name theirs
+        # Names of elements, and what should name their language
+        self.added = {"html": "xml:lang" if is_xml else "lang"}
         self.stays = stays
         self.tokens = [*html_tokens(source, is_xml)]
         for number, token in enumerate(self.tokens):
@@ -154,7 +154,7 @@ class _PageReader:
         for number, token in enumerate(self.tokens):
             if number < after:
                 continue
-            is_block = token.name != "" and number in blocks
+            is_block = number in blocks
             last = self.ends.get(number, number)
             touches = self._touches(number) if self.is_html else ""
             if is_block or touches == "item":
@@ -205,7 +205,7 @@ class _PageReader:
 
     def in_language(self, change: LanguageChange) -> str:
         """The page, whose elements name another language. Those that stay as they are keep theirs."""
-        edits = list[tuple[Span, str]]()
+        edits = list[Edit]()
         for token in self.labels:
             raw = self.source[token.start : token.stop]
             new = _in_tag(raw, change, self.added.get(token.name, ""))
@@ -226,8 +226,7 @@ class _PageReader:
     def _stays(self, first: int, last: int) -> str | None:
         """The words in the text for an element that is not translated; None: it is translated."""
         token = self.tokens[first]
-        raw = self._raw(first)
-        attributes = attributes_of(raw) if "=" in raw else {}
+        attributes = attributes_of(self._raw(first))
         if token.name in self.stays:
             return self.stays[token.name]
         if attributes.get("translate", "").lower() == "no":

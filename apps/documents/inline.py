@@ -38,8 +38,8 @@ class Event(NamedTuple):
     name: str = ""  # of what is opened or closed
     mark: str = ""
     run: Run | None = None  # that a text is in
-    before: Run | None = None  # in which it begins
-    after: Run | None = None  # in which it ends
+    before: Run = Run()  # in which it begins, if in one
+    after: Run = Run()  # in which it ends
     raw: str = ""  # what is written or, for the check, must be there again; empty: as in the source
 
 
@@ -174,7 +174,7 @@ class _Builder:
             longest=max(words, key=lambda span: span[1] - span[0]),
             marks=tuple(marks),
             run=plain,
-            ends=(first.before.tail if first.before else "", last.after.head if last.after else ""),
+            ends=(first.before.tail, last.after.head),
             edges=self._edges,
             drops=self._drops,
         )
@@ -267,10 +267,8 @@ class _Builder:
                 closed.add(last)
                 span = self._places[first], self._places[last]
                 source_span = event.start, self._events[last].stop
-                opens = self._raw(first, first)
-                closes = self._raw(last, last)
-                run, words = self._of_link(first, last)
-                yield Mark(span, source_span, opens, closes, event.mark, run, words)
+                tags = self._raw(first, first), self._raw(last, last)
+                yield Mark(span, source_span, *tags, event.mark, *self._of_link(first, last))
             elif event.mark == "range":
                 yield self._anchor(first, first)
             else:  # all of it is one anchor
@@ -282,7 +280,8 @@ class _Builder:
             return None, ""
         texts = [event for event in self._events[first:last] if event.kind == "text"]
         words = "".join(event.words for event in texts).strip()
-        return texts[0].run if texts else None, words if regex.search(r"\w", words) else ""
+        run = next((event.run for event in texts), None)
+        return run, words if regex.search(r"\w", words) else ""
 
     def _anchor(self, first: int, last: int) -> Mark:
         event = self._events[first]
@@ -299,14 +298,8 @@ class _Builder:
     def _raw(self, first: int, last: int) -> str:
         """The source from one event to another, with all of the runs that it begins and ends in."""
         events = self._events[first : last + 1]
-        before = events[0].before
-        after = events[-1].after
         end = events[-1].raw or self._source[events[-1].start : events[-1].stop]
         raw = self._source[events[0].start : events[-1].start] + end
         if any(event.kind == "hole" for event in events):
             raw = HOLE
-        if before:
-            raw = before.head + raw
-        if after:
-            raw += after.tail
-        return raw
+        return f"{events[0].before.head}{raw}{events[-1].after.tail}"

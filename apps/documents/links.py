@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 import regex
 
-from apps.documents.document import Span, edited
+from apps.documents.document import Edit, Span, edited
 from speculative.common.files import followed
 
 _LINKED = (".md", ".markdown", ".mdx", ".qmd", ".html", ".htm", ".xhtml")
@@ -55,7 +55,7 @@ def led(data: bytes, file: Path, outputs: Mapping[Path, Path]) -> bytes:
     """The data of a file's translation, whose links lead to those of these files. outputs: by file, as `followed` names both"""
     if not _may_link(file):
         return data
-    edits = list[tuple[Span, str]]()
+    edits = list[Edit]()
     for span, target, parts in links_in(data, file):
         if target in outputs:
             path = os.path.relpath(outputs[target], outputs[followed(file)].parent)

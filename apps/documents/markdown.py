@@ -34,6 +34,7 @@ _TAG = re.compile(rf"<(/?)(?!(?i:{'|'.join(VOID)})\b)(\w+)[^>]*(?<!/)>")
 # The places of the document itself that its links lead to
 _LINKED = re.compile(r"""(?:\]\(<?|\]:[ \t]*<?|href=["']?)#([^\s)<>"']+)""")
 Inline = Callable[[str], Sequence[Any]]  # the tokens of a text
+_Text = tuple[Passage, str]  # with the type of the token that it is in, or its anchor
 _Line = tuple[str, Span, bool]  # its words, their place, and whether a hard break is behind them
 _PARAGRAPH = ["paragraph_open", "inline", "paragraph_close"]
 _AFTER = "\n"  # a text: dollarmath takes its last character for the one before the first
@@ -51,10 +52,11 @@ def parse(data: bytes, bilingual: bool = False, anchors: Collection[str] = ()) -
     def inline(text: str) -> Sequence[Any]:
         return parser.parseInline(text + _AFTER, names)[0].children
 
-    def passages(source: str) -> list[tuple[Passage, str]]:
+    def passages(source: str) -> list[_Text]:
         return [*_passages(source, begins, parser.parse(dialects.shown(source), names), inline)]
 
-    linked = {_slug(target): target for target in (*_LINKED.findall(source), *anchors)}
+    targets = filter(None, (*_LINKED.findall(source), *anchors))
+    linked = {_slug(target): f'<a id="{target}"></a>' for target in targets}
 
     def find(source: str) -> Iterator[Paragraph]:
         for each, anchor in _anchored(passages(source), linked):
@@ -91,18 +93,16 @@ def _words_in(token: Any, raw: str) -> Iterator[Span]:
         yield title.span(1)
 
 
-def _anchored(
-    texts: Iterable[tuple[Passage, str]], linked: Mapping[str, str]
-) -> Iterator[tuple[Passage, str]]:
-    """Texts, each with the anchor before it, if it is a heading that links lead to. linked: targets by slug"""
+def _anchored(texts: Iterable[_Text], linked: Mapping[str, str]) -> Iterator[_Text]:
+    """Texts, each with the anchor before it, if it is a heading that links lead to. linked: anchors by slug"""
     seen = Counter[str]()
     for each, parent in texts:
-        target = None
+        anchor = ""
         if parent == "heading_open":
             slug = _slug(each.text)
-            target = linked.get(f"{slug}{seen[slug] or ''}")  # the second one's ends in 1
+            anchor = linked.get(f"{slug}{seen[slug] or ''}", "")  # the second one's ends in 1
             seen[slug] += 1
-        yield each, f'<a id="{target}"></a>' if target else ""
+        yield each, anchor
 
 
 def _slug(words: str) -> str:
@@ -111,9 +111,8 @@ def _slug(words: str) -> str:
 
 
 def _part(source: str, whole: Passage, start: int, stop: int) -> Passage:
-    spans = list[Span]()
-    for at, (low, high) in zip([0, *whole.breaks], whole.spans, strict=True):
-        spans.append((low + max(start - at, 0), min(low + stop - at, high)))
+    lines = zip([0, *whole.breaks], whole.spans, strict=True)
+    spans = ((low + max(start - at, 0), min(low + stop - at, high)) for at, (low, high) in lines)
     return passage(source, [span for span in spans if span[0] < span[1]])
 
 
@@ -136,8 +135,6 @@ def _located(text: str, inline: Inline) -> list[tuple[Any, Span]]:
     found = list[tuple[Any, Span]]()
     at = 0
     for token in inline(text):
-        if at == len(text):
-            break
         raw = token.markup if token.nesting or token.type == "text_special" else token.content
         if token.type == "link_open":
             raw = "["
@@ -177,8 +174,7 @@ def _paragraphs(passage: Passage, inline: Inline) -> Iterator[Paragraph]:
                 event = event._replace(raw=f"][{label}]")
         events.append(event)
         at = stop
-    if at < len(text):
-        events.append(Event("text", at, len(text), text[at:]))
+    events.append(Event("text", at, len(text), text[at:]))  # what is not understood
     for each in paragraphs_of(text, events, passage.breaks, drops=True):
         yield replace(each, spans=passage.spans)
 
@@ -201,7 +197,7 @@ def _event(token: Any, start: int, stop: int, raw: str) -> Event:
 
 def _passages(
     source: str, begins: Sequence[int], tokens: Iterable[Any], inline: Inline
-) -> Iterator[tuple[Passage, str]]:
+) -> Iterator[_Text]:
     """The texts, each with the type of the token that it is in. begins: of the source's lines"""
     end = 0  # of the last span: a table's cells share a line
     parent = ""

@@ -54,8 +54,7 @@ class Markup:
 def in_markup(
     data: bytes, find: Callable[[str], Iterable[Paragraph]], markup: Markup, **fields
 ) -> Document:
-    """A document of paragraphs with marks. Each is checked when it is written: what would lose some of its markup is written
-    the plain way, and named. fields: `in_text`'s"""
+    """A document of paragraphs with marks: one that would lose some is written the plain way, and named. fields: `in_text`'s"""
     inside = replace(markup, is_inside=True)
     if not markup.below:
         fields["relabel"] = markup.relabel
@@ -68,20 +67,36 @@ def _fit(
     if text == paragraph.text:
         return None
     if not isinstance(paragraph, Paragraph):  # an attribute
-        is_quoted = source[paragraph.spans[0][0] - 1] in "\"'"
+        quote = "" if source[paragraph.spans[0][0] - 1] in "\"'" else '"'
         value = escape(text).replace("\n", "&#10;")
-        return Fitted([value if is_quoted else f'"{value}"'])
+        return Fitted([f"{quote}{value}{quote}"])
     kept_words = any_of(stand_ins(paragraph.text))
     if markup.lines:
         markup = replace(markup, escape=partial(_escaped, markup.escape, kept_words))
     if targets is None:
         targets = targets_of([(paragraph.text, text)], paragraph.formatting, {})
     places = [*_places(kept_words, paragraph.text, text)]
-    targets = [
-        _around(mark, target, places) for mark, target in zip(paragraph.marks, targets, strict=True)
-    ]
-    if markup.below and not paragraph.is_single:
-        return _with_source(markup, source, paragraph, text, targets, change)
+    targets = [_around(places, *each) for each in zip(paragraph.marks, targets, strict=True)]
+    if not markup.below or paragraph.is_single:
+        return _checked(markup, source, paragraph, text, targets)
+    copy, kept = _copy(markup, paragraph, targets)
+    fitted = _checked(markup, source, copy, text, kept)
+    parts = [source[start:stop] for start, stop in paragraph.spans]
+    if fitted.parts == parts:
+        return fitted
+    if markup.lines:
+        parts[0] = paragraph.ends[0] + parts[0]
+    head = paragraph.ends[1]
+    tail = paragraph.run.tail if paragraph.run and head else ""
+    new = " ".join(filter(None, fitted.parts))
+    parts[-1] += f"{tail}{markup.below(new, change, paragraph)}{head}"
+    return fitted._replace(parts=parts)
+
+
+def _checked(
+    markup: Markup, source: str, paragraph: Paragraph, text: str, targets: Sequence[Target]
+) -> Fitted:
+    """The text with its marks at these targets, or the plain way; with neither, the source."""
     raw = paragraph.raw or "".join(source[start:stop] for start, stop in paragraph.spans)
     kept = {} if markup.lines else _kept(source, paragraph)
     before = outline_of(with_kept(markup.events, raw, kept))
@@ -128,7 +143,7 @@ def _places(kept: re.Pattern[str], source: str, text: str) -> Iterator[tuple[Spa
             yield found[match[0]].popleft(), match.span()
 
 
-def _around(mark: Mark, target: Target, places: Sequence[tuple[Span, Span]]) -> Target:
+def _around(places: Sequence[tuple[Span, Span]], mark: Mark, target: Target) -> Target:
     """The target of a mark, whose edges are within stand-ins only as far as the mark's own are: around those that the mark has,
     beside the others. places: of the stand-ins"""
     (begin, end), sure = target
@@ -148,15 +163,10 @@ def _around(mark: Mark, target: Target, places: Sequence[tuple[Span, Span]]) -> 
     return (begin, max(begin, end)), sure
 
 
-def _with_source(
-    markup: Markup,
-    source: str,
-    paragraph: Paragraph,
-    text: str,
-    targets: Sequence[Target],
-    change: Change,
-) -> Fitted | None:
-    """The source, and behind it the translation with what may be there twice: formatting, and what the text shows."""
+def _copy(
+    markup: Markup, paragraph: Paragraph, targets: Sequence[Target]
+) -> tuple[Paragraph, list[Target]]:
+    """What of a paragraph may be there twice, and the targets of its marks: formatting, and what the text shows."""
     repeated = [
         (replace(mark, opens=_repeatable(mark.opens)), target)
         for mark, target in zip(paragraph.marks, targets, strict=True)
@@ -165,19 +175,7 @@ def _with_source(
     marks = tuple(mark for mark, _ in repeated)
     copy = replace(paragraph, marks=marks, ends=("", ""), edges=("", ""))
     raw = Writer(copy, paragraph.text, [mark.span for mark in marks], markup.writes).parts()[0]
-    alone = replace(markup, below=None)
-    kept = [target for _, target in repeated]
-    fitted = _fit(alone, source, replace(copy, raw=raw), text, kept, change)
-    parts = [source[start:stop] for start, stop in paragraph.spans]
-    if not fitted or fitted.parts == parts or not markup.below:
-        return fitted
-    if markup.lines:
-        parts[0] = paragraph.ends[0] + parts[0]
-    head = paragraph.ends[1]
-    tail = paragraph.run.tail if paragraph.run and head else ""
-    new = " ".join(filter(None, fitted.parts))
-    parts[-1] += f"{tail}{markup.below(new, change, paragraph)}{head}"
-    return fitted._replace(parts=parts)
+    return replace(copy, raw=raw), [target for _, target in repeated]
 
 
 def _repeatable(raw: str) -> str:

@@ -25,9 +25,9 @@ _APART = {"link", "change", "element", "anchor"}
 class Run(NamedTuple):
     """In Word, an element that text is written in: its tag and properties, its closing tag, and how it is formatted."""
 
-    head: str
-    tail: str
-    look: str
+    head: str = ""
+    tail: str = ""
+    look: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +121,7 @@ def placed(paragraph: Paragraph, text: str, targets: Sequence[Target]) -> list[S
     what is sure goes first, and anchors last."""
     marks = paragraph.marks
     numbers = range(len(marks))
-    spans = [
-        _wanted(paragraph, mark, *each, text) for mark, each in zip(marks, targets, strict=True)
-    ]
+    spans = [_wanted(paragraph, text, *each) for each in zip(marks, targets, strict=True)]
     sure = [is_sure for _, is_sure in targets]
     for i in reversed(numbers):  # around the marks in it
         inside = [j for j in numbers[i + 1 :] if marks[i].holds(marks[j])]
@@ -155,9 +153,9 @@ def placed(paragraph: Paragraph, text: str, targets: Sequence[Target]) -> list[S
     return spans
 
 
-def _wanted(paragraph: Paragraph, mark: Mark, span: Span, is_sure: float, text: str) -> Span:
+def _wanted(paragraph: Paragraph, text: str, mark: Mark, target: Target) -> Span:
     """The span of a mark without regard to others."""
-    begin, end = span
+    (begin, end), is_sure = target
     is_elsewhere = text[begin:end].strip() not in ("", paragraph.shown(mark))
     if (mark.is_anchor and is_elsewhere) or (mark.may_be_plain and not is_sure):
         return begin, begin
@@ -299,9 +297,6 @@ class Writer:
             if begin == end:
                 order = self._place(mark, begin)
                 opens, spaces = self._without_words(mark)
-                if mark.is_anchor:
-                    yield (*order, start), opens, begin, spaces
-                    continue
                 yield (*order, start), opens, begin, spaces and (spaces[0], "")
                 yield (*order, stop), mark.closes, begin, spaces and ("", spaces[1])
             elif mark.is_anchor:
@@ -340,6 +335,5 @@ class Writer:
     def _in_run(self, words: str, run: Run | None) -> str:
         if not words:
             return ""
-        if not run:
-            return self._escape(words)
-        return f"{run.head}{self._escape(words)}{run.tail}"
+        head, tail, _ = run or Run()
+        return f"{head}{self._escape(words)}{tail}"

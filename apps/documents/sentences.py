@@ -1,7 +1,7 @@
 """The sentences of a text."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, chain, groupby, pairwise
 
 import regex
 import sentencex
@@ -76,12 +76,10 @@ def paragraphs(lines: Sequence[str]) -> Iterator[Sequence[str]]:
         for first, after in pairwise([*begins, len(lines)]):
             yield from paragraphs(lines[first:after])
         return
-    if _wrapped(lines):
-        yield lines
-        return
+    is_wrapped = _wrapped(lines)
     first = 0
     for i in range(1, len(lines)):
-        if not _goes_on(lines[first], lines[i - 1], lines[i]):
+        if not (is_wrapped or _goes_on(lines[first], lines[i - 1], lines[i])):
             yield lines[first:i]
             first = i
     yield lines[first:]
@@ -95,10 +93,8 @@ def _parts(lines: Sequence[str]) -> Iterator[tuple[Sequence[str], bool]]:
     first = 0
     column: int | None = None  # in which lines go on with a table's
     for i, line in enumerate(lines):
-        near = set().union(
-            *cells[max(i - 1, 0) : i], *cells[i + 1 : i + 2], *indents[i + 1 : i + 2]
-        )
-        is_row = "\t" in line.strip() or not cells[i].isdisjoint(near)
+        beside = cells[max(i - 1, 0) : i] + cells[i + 1 : i + 2] + indents[i + 1 : i + 2]
+        is_row = "\t" in line.strip() or not cells[i].isdisjoint(chain(*beside))
         is_apart = is_row or not _WORD.search(line)
         if i > first and (is_apart or column not in (None, *indents[i])):
             yield lines[first:i], bool(column)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
 import regex
@@ -103,9 +103,8 @@ class Translator:
         options = self.options
         text = self.decoder.text
         self._framed = text.prompt_format().prompt
-        self.languages = text.resolve_languages(
-            options.source_lang, options.target_lang, options.prompt_template
-        )
+        told = options.source_lang, options.target_lang, options.prompt_template
+        self.languages = text.resolve_languages(*told)
         # The languages without --from and --to; None: unknown.
         source_lang, target_lang = text.default_languages(self.decoder.model.prefix([]))
         self.source_lang = self.languages[0] or source_lang or self.service.assumed_source
@@ -298,9 +297,8 @@ class Translator:
         breaks = {*passage.breaks}
         feeds = (match.end() for match in re.finditer("\n", passage.text))
         cuts = sorted({*breaks, *feeds})
-        start = 0
-        for i, (piece, text) in enumerate(zip(pieces, texts, strict=True)):
-            end = start + len(piece)
+        spans = pairwise(accumulate(map(len, pieces), initial=0))
+        for i, (piece, text, (start, end)) in enumerate(zip(pieces, texts, spans, strict=True)):
             stop = start + len(piece.rstrip())
             space = passage.text[stop:end]
             if end in breaks:
@@ -310,7 +308,6 @@ class Translator:
             inner = cuts[bisect_right(cuts, start) : bisect_left(cuts, stop)]
             lines = [passage.text[a:b] for a, b in pairwise([start, *inner, stop])]
             yield _in_lines(text, lines, bool(breaks)) + space
-            start = end
 
     def _problems(self, source: str, text: str) -> Iterator[str]:
         """The things that a reader should look at in a passage's text."""
@@ -325,16 +322,14 @@ class Translator:
         """The alignments of the sentences in which marks begin or end, or terms are, if the model says them."""
         todo = dict[Sentence, None]()
         for passage, of_passage in zip(passages, pairs, strict=True):
-            start = 0
-            for pair in of_passage:
-                end = start + len(pair[0])
+            spans = pairwise(accumulate((len(source) for source, _ in of_passage), initial=0))
+            for pair, (start, end) in zip(of_passage, spans, strict=True):
                 has_edge = any(
                     begin <= end and start <= stop and not begin <= start < end <= stop
                     for begin, stop in passage.formatting
                 )
                 if has_edge or any(self._terms_in(pair[0])):
                     todo[pair] = None
-                start = end
         aligned = dict[Sentence, Align]()
         if not (todo and self.aligner):
             return aligned

@@ -117,10 +117,6 @@ class _Field:
     code: str = ""
     has_result: bool = False
 
-    @property
-    def is_prose(self) -> bool:
-        return self.has_result and _mark_of(self.code) != ""
-
 
 def _mark_of(code: str) -> str:
     """The kind of mark that a field with this code is; none if it is not translated."""
@@ -169,7 +165,7 @@ class _PartReader:
         self.paragraphs += paragraphs
 
     def _is_shown(self) -> bool:
-        return all(field.is_prose for field in self.fields)
+        return all(field.has_result and _mark_of(field.code) for field in self.fields)
 
     def _read_all(self, elements: Sequence[Element]) -> Iterator[Event]:
         for is_code, group in groupby(elements, lambda each: each.name == "r" and _is_code(each)):
@@ -196,9 +192,9 @@ class _PartReader:
         for part in parts:
             place = Event("anchor", part.start, part.stop, before=run, after=run)
             if part is parts[0]:
-                place = place._replace(start=element.start, before=None)
+                place = place._replace(start=element.start, before=Run())
             if part is parts[-1]:
-                place = place._replace(stop=element.stop, after=None)
+                place = place._replace(stop=element.stop, after=Run())
             yield from self._read(part, place, run)
 
     def _read(self, element: Element, place: Event, run: Run | None = None) -> Iterator[Event]:
@@ -269,10 +265,11 @@ class _PartReader:
             return
         name = f"field {field.place.start}"
         whole = field.place._replace(stop=place.stop, after=place.after)
-        if not field.is_prose:
+        mark = _mark_of(field.code)
+        if not (field.has_result and mark):
             yield whole._replace(words=STAND_IN if field.has_result else "")
         elif kind == "separate":
-            yield whole._replace(kind="open", name=name, mark=_mark_of(field.code))
+            yield whole._replace(kind="open", name=name, mark=mark)
         else:
             yield place._replace(kind="close", name=name)
 
