@@ -64,8 +64,8 @@ class Alignment:
         """The place of a mark of the source in the text, and how sure it is: 0 if the two directions do not agree on it, half
         if they do, but the model would not have written these words.
 
-        It goes around whole words or, if it is a part of one, around the same part if there is one. An empty mark, such as a note, goes behind the word that it touches, or before the next
-        one if it touches only that.
+        It goes around whole words or, if it is a part of one, around the same part if there is one. An empty mark, such as a
+        note, goes behind the word that it touches, or before the next one if it touches only that.
         """
         start, end = mark
         begin = len(self.text) - len(self.text.lstrip())

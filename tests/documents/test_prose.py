@@ -21,7 +21,7 @@ Dr hab. J. Kowalski, ul. Długa 5/7; Ваш заказ № 123/45, 1 234,50 ру
 SYNTAX = r"""
 :class:`~king.House` __count__ %FUNCTION% %1 %s %'d %-5.2f %(n)s %1$s Ctrl+O $$x^2$$ $x$ {#eq-x} \(x\) \cite{a} \ref{x} @sec-house {:toc}
 [@king1984] (king-house)= ++ctrl+c++ H~2~O [[House]] ![[king.png|200]] ^door1 %%note%% :smile: |x| {ref}`x` `x`_ ``x`` {{name}} ${name}
-{{<ref>}} {%if%} foo_bar foo() --[no-]signed --base[=x] (eq:1)= a.b(c,d) a/b.py /etc/passwd ~/x ./x C:\x std::vector x=1 --flag --x=y [--x=(y)] “--x” "--x='y'" -vvv “/x/y” $HOME a@b.org https://a.b/c_d
+{{<ref>}} {%if%} foo_bar foo() $(date) \alpha [url=x] --[no-]signed --base[=x] (eq:1)= a.b(c,d) a/b.py /etc/passwd ~/x ./x C:\x std::vector x=1 --flag --x=y [--x=(y)] “--x” "--x='y'" -vvv “/x/y” $HOME a@b.org https://a.b/c_d
 *.tar.gz (@x) [king84]_ [#n]__ $[officename] :a::b: [key::x] ~~king.py ==foo_bar www.a.org README.md [^1] [1] [xii] <br/> <!--x--> &amp; sprite.jpg#xywh=0 .. #id foo.bar {count,plural,one{#}}
 """.split()
 
