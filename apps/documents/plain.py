@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import groupby, islice
 
-from apps.documents.document import Document, Passage, in_text, lines_of, passage
+from apps.documents.document import Document, Passage, Span, in_text, lines_of, passage
 from apps.documents.line_marks import LIST_MARKS, without
 from apps.documents.sentences import paragraphs
 from speculative.text.cues import line_spans
@@ -14,11 +14,20 @@ def parse(data: bytes, bilingual: bool = False) -> Document:
 
 
 def _paragraphs(source: str) -> Iterator[Passage]:
-    both = zip(line_spans(source), lines_of(source), strict=True)
-    for has_text, block in groupby(both, lambda line: line[1][0] < line[1][1]):
+    for (_, has_text), block in groupby(_lines(source), lambda line: line[0]):
         if has_text:
-            whole, spans = zip(*block, strict=True)
+            _, whole, spans = zip(*block, strict=True)
             remaining = iter(spans)
             for paragraph in paragraphs([source[start:stop] for start, stop in whole]):
                 first, *others = islice(remaining, len(paragraph))
                 yield passage(source, [without(LIST_MARKS, source, first), *others])
+
+
+def _lines(source: str) -> Iterator[tuple[tuple[int, bool], Span, Span]]:
+    """The lines: how deep each is quoted and whether it has text, its place behind the marks for that, and its words'."""
+    for (begin, end), (start, stop) in zip(line_spans(source), lines_of(source), strict=True):
+        words = source[start:stop].lstrip("> \t")
+        depth = source.count(">", start, stop - len(words))
+        if depth:
+            begin = start = stop - len(words)
+        yield (depth, start < stop), (begin, end), (start, stop)
