@@ -270,10 +270,12 @@ def _find(source: str, words: str, place: Span, parent: str) -> Span | None:
     start, stop = place
     if parent == "admonition_title_open":  # a title that is not given is the admonition's kind
         start = source.find('"', start, stop) if '"' in source[start:stop] else stop
-    pattern = re.compile(re.escape(words).replace(r"\|", r"\\?\|"))
-    spans = [match.span() for match in pattern.finditer(source, start, stop)]
-    is_cell = parent in ("th_open", "td_open")
-    return spans[0 if is_cell else -1] if words and spans else None
+    for each in (words, words.replace("|", r"\|")):  # as a cell's are written
+        find = source.find if parent in ("th_open", "td_open") else source.rfind
+        at = find(each, start, stop)
+        if words and at >= 0:
+            return at, at + len(each)
+    return None
 
 
 def _fit(parser: Any, passage: Paragraph, text: str) -> list[str]:

@@ -4,6 +4,7 @@ stand-in, which a translation must have again."""
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 import regex
 
@@ -100,6 +101,7 @@ def translatable(text: str) -> bool:
     return not _ALONE.fullmatch(STAND_IN.sub(" ", text))
 
 
+@lru_cache(1 << 14)  # each line is read again for notes and titles
 def is_syntax(line: str) -> bool:
     """Whether a line of markup has fewer words than pieces of a dialect, or is `:name: value`, `*[X]: x`, `[TOC]` or tags."""
     pieces = [match for match in STAND_IN.finditer(line) if _DIALECT.match(match[0])]
