@@ -18,7 +18,8 @@ def _paragraphs(source: str) -> Iterator[Passage]:
         if has_text:
             _, whole, spans = zip(*block, strict=True)
             remaining = iter(spans)
-            for paragraph in paragraphs([source[start:stop] for start, stop in whole]):
+            texts = [source[start:stop].lstrip("\ufeff") for start, stop in whole]
+            for paragraph in paragraphs(texts):
                 first, *others = islice(remaining, len(paragraph))
                 yield passage(source, [without(LIST_MARKS, source, first), *others])
 

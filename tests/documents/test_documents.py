@@ -20,6 +20,7 @@ MARKS = ["- ", "* ", "☐ ", "a) ", "(12) ", "— ", "- [x] ", "✔️ ", "  >> 
 READ = [
     (".txt", f"\ufeffan old.\r\n\r\n  {WRAPPED}\n", ["an old.", WRAPPED.replace("\n", " ")]),
     (".txt", "old roses\n\u00a0\nold violets\n", ["old roses", "old violets"]),
+    (".txt", f"\ufeffa) {WRAPPED}\n".replace("\n", "\na) ", 1), WRAPPED.split("\n")),
     (".txt", f"> {WRAPPED}\n>> An old\n>\n> - old\n".replace("\n", "\n> ", 1), [WRAPPED.replace("\n", " "), "An old", "old"]),
     (".txt", "".join(f"{mark}A. old\n" for mark in MARKS), ["A. old"] * len(MARKS)),
     (".txt", "“Old” dogs\n¿Qué?\n5 dogs\n(Old) dogs\n", ["“Old” dogs", "¿Qué?", "5 dogs", "(Old) dogs"]),
