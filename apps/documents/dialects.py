@@ -29,9 +29,9 @@ _SPAN = regex.compile(
     r"|(?P<opens>\{(==|\+\+|--))(?P<words>[^{}]+?)(?P<closes>\4\})",
     regex.DOTALL,
 )
-# Front matter; templates' blocks of code; pandoc's fences whose attributes have backquotes, and tables: multiline, simple; labels of
-# equations, and these; names of MyST's; comments of Obsidian and of MyST, which are no line that goes on
-# behind a number
+# Front matter; templates' blocks of code; pandoc's fences whose attributes have backquotes, and its tables, multiline and simple;
+# raw TeX; metadata between slides; equations and their labels; comments, MyST's if they are no line that goes on behind a
+# number; MyST's names
 _OF_EQUATION = r"(?!\$\$|`{3}|~{3})."
 _VERBATIM = r"highlight|raw|verbatim|comment|code\w*|math\w*|mermaid|plantuml|graphviz"
 _STAYS = re.compile(
