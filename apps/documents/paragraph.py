@@ -83,11 +83,15 @@ class Paragraph(Passage):
         raws = {self.shown(mark): mark.opens for mark in self.marks if mark.is_anchor}
         return re.sub(r"<[^<>]*>", "", raws.get(stand_in, "")).strip() or stand_in
 
+    def name_of(self, mark: Mark) -> str:
+        """The name, such as {1}, by which the text shows what a mark has no words for; "" if there is none."""
+        shown = self.shown(mark)
+        return shown if mark.is_anchor and shown.startswith("{") else ""
+
     def without_stand_ins(self, text: str) -> str:
         """The text with a character for those of the names by which it shows what it has no words for."""
-        for name in map(self.shown, filter(lambda mark: mark.is_anchor, self.marks)):
-            if name.startswith("{"):
-                text = text.replace(name, STOOD_FOR * len(name))
+        for name in filter(None, map(self.name_of, self.marks)):
+            text = text.replace(name, STOOD_FOR * len(name))
         return text
 
 
@@ -104,8 +108,8 @@ def plain_spans(paragraph: Paragraph, text: str) -> list[Span]:
     spans = list[Span]()
     for mark in paragraph.marks:
         begin, end = mark.source_span
-        name = paragraph.shown(mark)
-        if mark.is_anchor and name.startswith("{") and name in text:
+        name = paragraph.name_of(mark)
+        if name and name in text:
             spans.append((text.index(name), text.index(name) + len(name)))
         elif paragraph.drops or begin >= stop:
             spans.append((len(text), len(text)))
